@@ -1,0 +1,1 @@
+"""The missions: flows, the run's one description, and the command line."""

@@ -1,0 +1,59 @@
+"""How a command ends: an exit status and, on every exit but SIGKILL, one last line of JSON on stdout."""
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from tasks.errors import GateError, RegenError
+
+INTERRUPTED = 130
+
+
+class Outcome(Exception):
+    """Raised (or returned) by a command: `payload` becomes the last line, `status` the exit status."""
+
+    def __init__(self, payload: dict[str, Any], status: int = 0) -> None:
+        super().__init__(status)
+        self.payload = payload
+        self.status = status
+
+
+def run_command(group: click.Group, arguments: list[str]) -> int:
+    """Run `group` with `arguments`; map what happens to the documented exit statuses."""
+    try:
+        result = group.main(arguments, prog_name="regen", standalone_mode=False)
+    except Outcome as outcome:
+        return finish(outcome.payload, outcome.status)
+    except click.exceptions.Exit as stop:
+        return int(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return finish({"error": error.format_message(), "kind": "usage"}, 2)
+    except RegenError as error:
+        return _failed(error)
+    except (KeyboardInterrupt, click.Abort):
+        return finish({"error": "interrupted", "kind": "interrupted"}, INTERRUPTED)
+    if isinstance(result, Outcome):
+        return finish(result.payload, result.status)
+    if isinstance(result, dict):
+        return finish(result, 0)
+    return result if isinstance(result, int) else 0
+
+
+def finish(payload: dict[str, Any], status: int) -> int:
+    """Print the last line; a closed stdout (`| head`) is not an error."""
+    try:
+        print(json.dumps(payload, default=str), flush=True)
+    except BrokenPipeError:
+        sys.stdout = None  # type: ignore[assignment]
+    return status
+
+
+def _failed(error: RegenError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    payload: dict[str, Any] = {"error": str(error), "kind": type(error).__name__}
+    if isinstance(error, GateError) and error.report:
+        payload["report"] = error.report
+    return finish(payload, error.exit_status)

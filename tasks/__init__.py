@@ -1,0 +1,1 @@
+"""One room a stage, and what the rooms share."""

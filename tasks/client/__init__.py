@@ -1,0 +1,1 @@
+"""How one request is sent to a server, and how it ends. Shared by every room."""

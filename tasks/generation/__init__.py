@@ -1,0 +1,1 @@
+"""Every prompt answered once, with its thinking, whatever crashes."""

@@ -1,0 +1,1 @@
+"""Is the hardware doing what it did when it was known good?"""

@@ -1,0 +1,1 @@
+"""Are servers up, with MTP really on, inside the memory they have?"""

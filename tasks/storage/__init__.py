@@ -1,0 +1,1 @@
+"""A folder or a bucket, behind one interface. Shared by every room."""

@@ -1,0 +1,1 @@
+"""Exactly which tokens are supervised?"""

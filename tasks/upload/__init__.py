@@ -1,0 +1,1 @@
+"""Can a trainer load it, and is every byte what was written?"""

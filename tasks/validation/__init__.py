@@ -1,0 +1,1 @@
+"""Which samples teach the drafter nothing, and why?"""
