@@ -134,6 +134,17 @@ class Server:
     simulated_acceptance: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU of this node as its driver reports it. Bytes; `free_bytes` is what no process holds right now."""
+
+    index: int
+    uuid: str
+    total_bytes: int
+    free_bytes: int
+    name: str = ""
+
+
 class ServerEvents(Protocol):
     """What the supervisor tells whoever sends requests."""
 
