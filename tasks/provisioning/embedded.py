@@ -5,8 +5,8 @@ read, so that a tokenized row holds exactly the ids that the engine computed wit
 starts the server; it then is a server like any other.
 
 What the server really returns (xllamacpp 2026.10.11549, tried):
-- `logprobs: true` gives `choices[0].logprobs.content[].id`, but leaves out every token that ends inside a character (for an
-  emoji of three tokens one id remains). The exact ids are `__verbose.tokens`, sent when the request has both
+- `logprobs: true` gives `choices[0].logprobs.content[].id`, but leaves out every token that ends inside a character
+  (for an emoji of three tokens one id remains). The exact ids are `__verbose.tokens`, sent when the request has both
   `verbose: true` and `return_tokens: true`; `verbose` alone leaves that list empty. They include the end-of-turn token.
 - `__verbose.prompt` is the rendered prompt as text; there are no prompt ids in the answer. `/tokenize` with
   `parse_special: true` gives them, equal to this tokenizer's.
@@ -69,8 +69,8 @@ def engine_command(
 ) -> EngineCommand:
     """How to start the engine on a loopback port. `context_tokens` is one request's prompt and answer.
 
-    GOMP_SPINCOUNT keeps OpenMP's threads from spinning at barriers: with one other busy core the default falls from 160 to
-    9-58 tok/s, this to 85 (8 slots, 2 threads).
+    GOMP_SPINCOUNT keeps OpenMP's threads from spinning at barriers: with other busy cores the default falls from 160
+    to 9-58 tok/s, this to 85 (8 slots, 2 threads).
     """
     if importlib.util.find_spec("xllamacpp") is None:
         raise TargetError("the embedded engine is missing: pip install 'drafter-regen[demo]' (package xllamacpp)")
@@ -142,7 +142,7 @@ def _write_files(meta: Mapping[str, Any], folder: Path) -> None:
 def tokenizer_json(meta: Mapping[str, Any]) -> str:
     """A Hugging Face tokenizer equal to llama.cpp's for the pre-tokenizer `smollm`.
 
-    Its two patterns (llama-vocab.cpp) are: every digit alone, then GPT-2's; in `tokenizers` these are Digits and ByteLevel.
+    Its two patterns (llama-vocab.cpp) are: every digit alone, then GPT-2's; in `tokenizers`: Digits, then ByteLevel.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

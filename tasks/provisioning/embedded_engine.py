@@ -35,9 +35,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def build_params(options: argparse.Namespace) -> Any:
     """xllamacpp's CommonParams for `options`.
 
-    llama.cpp divides `n_ctx` among its slots (8,192 over 8 slots is 1,024 each), so the per-request context is multiplied
-    here. Its default sampling (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05) is set to neutral: a request is then
-    sampled as it asks and nothing more, as with other OpenAI servers.
+    llama.cpp divides `n_ctx` among its slots (8,192 over 8 slots is 1,024 each), so the per-request context is
+    multiplied here. Its default sampling (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05) is set to neutral: a
+    request is then sampled as it asks and nothing more. The samplers run in the order of SGLang and transformers
+    (temperature first; llama.cpp's own order has it last).
     """
     import xllamacpp
 
@@ -61,6 +62,7 @@ def build_params(options: argparse.Namespace) -> Any:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     sampling = params.sampling
     sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p = 1.0, 0, 1.0, 0.0
+    sampling.samplers = "penalties;temperature;top_k;top_p;min_p"
     key = os.environ.pop(KEY_VARIABLE, "")
     if key:
         params.api_keys = [key]
