@@ -7,10 +7,8 @@ from flows.spec import load_job
 
 
 def job(path: str) -> dict[str, Any]:
-    """Read a job file; `prefect.yaml` uses the outputs as `{{ job.parameters }}` and friends.
+    """Read a job file; `prefect.yaml` uses the groups as `{{ job.source }}`, `{{ job.target }}` and so on.
 
     Raises SpecError naming the file and the field, so that `prefect deploy` stops before anything is registered.
     """
-    spec = load_job(Path(path))
-    groups = spec.groups()
-    return {"parameters": groups, "source_parameters": {name: groups[name] for name in ("source", "target")}}
+    return load_job(Path(path)).groups()

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import (
-    create_image_artifact,
     create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
@@ -54,10 +53,10 @@ def link(key: str, url: str, text: str, description: str = "") -> None:
     _quietly(create_link_artifact, key=key, link=url, link_text=text, description=description)
 
 
-def picture(key: str, png: bytes, description: str = "") -> None:
-    """A plot, as an image artifact that needs no other server (data URL)."""
+def picture(key: str, png: bytes, description: str = "", text: str = "") -> None:
+    """A plot inside a Markdown artifact: it needs no file server, and the image artifact would print its data URL."""
     url = "data:image/png;base64," + base64.b64encode(png).decode()
-    _quietly(create_image_artifact, key=key, image_url=url, description=description)
+    markdown(key, f"{text}\n\n![{description}]({url})\n", description)
 
 
 def gate(report: GateReport) -> None:
