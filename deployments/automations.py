@@ -15,8 +15,8 @@ from prefect.states import StateType
 NAME = "regen: crash zombie runs"
 
 WITHIN = timedelta(seconds=600)
-"""At least 540 s. Heartbeats come every 180 s; after a server outage longer than this, live runs would be crashed falsely
-(seen: `within` 90 s with an outage of 110 s marked a healthy run CRASHED the second the server was back)."""
+"""At least 540 s. Heartbeats come every 180 s; after a server outage longer than this, live runs would be crashed
+falsely (seen: `within` 90 s with an outage of 110 s marked a healthy run CRASHED the second the server was back)."""
 
 
 def zombie_automation() -> Automation:

@@ -16,6 +16,9 @@ class CalibrationSettings(Settings):
     window_s: float = Field(20.0, gt=0, title="Window", description="Least seconds of steady measurement.")
     max_window_s: float = Field(120.0, gt=0, title="Longest window", description="Give up waiting for a steady state.")
     min_gain: Share = Field(0.03, title="Least gain", description="Stop doubling below this relative gain.")
+    look_beyond: int = Field(
+        1, ge=0, title="Look beyond", description="Doublings measured after the first that gains too little."
+    )
     tolerance: Share = Field(0.02, title="Tolerance", description="Smallest concurrency within this of the peak.")
     compare_mtp_steps: tuple[int, ...] = Field((), title="Compare MTP", description="Draft steps to try, 0 = off.")
     use_cache: bool = Field(True, title="Reuse", description="A result with the same key is not measured again.")
