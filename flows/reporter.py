@@ -1,0 +1,100 @@
+"""One thread that tells people how a run goes: progress.jsonl, the terminal, the Prefect card. Never in the token path."""
+
+import dataclasses
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows import progress as progress_hook
+from tasks.records import Progress
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+"""Seconds between readings; a reading costs well under a millisecond."""
+
+
+class Reporter:
+    """Reads `read()` every few seconds. Errors are swallowed and counted: reporting never fails a run."""
+
+    def __init__(self, path: Path, read: Callable[[], Progress], every_s: float = EVERY_S) -> None:
+        self._path, self._read, self._every_s = path, read, every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="reporter", daemon=True)
+        self.latest: Progress | None = None
+        self.errors = 0
+
+    def __enter__(self) -> "Reporter":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def line(self) -> tuple[float, str]:
+        """(percent, one status line) for the card in the Prefect UI."""
+        return (0.0, "starting") if self.latest is None else (percent(self.latest), describe(self.latest))
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self._every_s):
+            self._once()
+        self._once()
+
+    def _once(self) -> None:
+        try:
+            self.latest = self._read()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(as_row(self.latest)) + "\n")
+            for listener in list(progress_hook.listeners):
+                listener(self.latest)
+        except Exception as error:
+            self.errors += 1
+            log.warning("progress could not be reported: %s", error)
+
+
+def as_row(progress: Progress) -> dict[str, Any]:
+    """One line of progress.jsonl, as the report reads it."""
+    return {"time_s": time.time(), **dataclasses.asdict(progress)}
+
+
+def percent(progress: Progress) -> float:
+    """Settled prompts, in 0..100."""
+    return 100.0 * (progress.done + progress.failed) / progress.total if progress.total else 100.0
+
+
+def describe(progress: Progress) -> str:
+    """`done 120/900 · rejected 3 (2.4 %) · 1,024 tok/s · 0.31 J/token · accept 2.9 · ETA 2 h 10 m (1 h 50 m to 2 h 40 m)`."""
+    parts = [
+        f"done {progress.done:,}/{progress.total:,}",
+        f"rejected {progress.failed:,} ({progress.reject_rate:.1%} lately)",
+        f"in flight {progress.in_flight:,}",
+        f"{progress.output_tokens:,} tokens",
+        f"{progress.tok_s:,.0f} tok/s",
+    ]
+    if progress.power_w is not None:
+        parts.append(f"{progress.power_w:,.0f} W")
+    if progress.j_per_token is not None:
+        parts.append(f"{progress.j_per_token:.2f} J/token")
+    if progress.accept_length is not None:
+        parts.append(f"acceptance length {progress.accept_length:.2f}")
+    if progress.eta_s is not None:
+        middle, low, high = progress.eta_s
+        parts.append(f"ETA {duration(middle)} ({duration(low)} to {duration(high)})")
+    down = [f"{name} {state}" for name, state in progress.servers.items() if state != "up"]
+    return " · ".join(parts + down)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 m`, `2 h 05 m`, `3 d 4 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} m"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m" if hours < 48 else f"{hours // 24} d {hours % 24} h"
