@@ -1,0 +1,172 @@
+"""Finds a target's small files in a directory or on the Hugging Face hub, and checks that they fit together."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import TargetError
+from tasks.records import Message
+from tasks.settings import TargetSettings
+from tasks.target.family import Family, find_family
+from tasks.target.infer import infer_family
+from tasks.target.text import TargetText
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+
+
+def load_target(settings: TargetSettings) -> TargetText:
+    """The target's text side, cached by everything that selects it.
+
+    Raises TargetError when files are missing, unreadable or do not fit together.
+    """
+    return _load(settings.model_dump_json())
+
+
+@functools.lru_cache(maxsize=4)
+def _load(settings_json: str) -> TargetText:
+    settings = TargetSettings.model_validate_json(settings_json)
+    model = _locate(settings.model, settings.revision)
+    tokens = _locate(settings.tokenizer, None) if settings.tokenizer else model
+
+    def find(name: str) -> Path | None:
+        return next((path for path in (tokens(name), model(name)) if path is not None), None)
+
+    tokenizer = find("tokenizer.json")
+    if tokenizer is None:
+        raise TargetError(
+            f"no tokenizer.json in {settings.tokenizer or settings.model}; "
+            "name a directory or Hugging Face id that has a fast tokenizer as target.tokenizer"
+        )
+    config = _json(find("tokenizer_config.json"))
+    special = {**_special(_json(find("special_tokens_map.json"))), **_special(config)}
+    template = _template(settings, find, config)
+    family = find_family(template, settings.family, settings.families)
+    parts = {"config": _json(model("config.json")), "generation_config": _json(model("generation_config.json"))}
+    text = _build(settings, tokenizer, template, special, parts, family or Family("unknown"))
+    if family is None:
+        text = _build(settings, tokenizer, template, special, parts, infer_family(text.render, template))
+    _check(text, described=family is not None)
+    return text
+
+
+def _build(
+    settings: TargetSettings,
+    tokenizer: Path,
+    template: str,
+    special: Mapping[str, str],
+    parts: Mapping[str, dict[str, Any]],
+    family: Family,
+) -> TargetText:
+    try:
+        text = TargetText(
+            settings,
+            tokenizer.parent,
+            template,
+            tokenizer.read_text(encoding="utf-8"),
+            special,
+            parts["config"],
+            parts["generation_config"],
+            family,
+        )
+    except TargetError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception for a damaged file
+        raise TargetError(f"cannot load {tokenizer}: {error}; fetch the model's tokenizer.json again") from error
+    text.settle_arguments()
+    return text
+
+
+def _check(text: TargetText, described: bool) -> None:
+    """The template renders, and the end of turn that its family describes is a token of this tokenizer."""
+    try:
+        text.render([Message("user", "Is this rendered?")])
+    except ValueError as error:
+        raise TargetError(
+            f"the chat template of {text.directory} fails on one plain user message: {error}; "
+            "give a working one as target.chat_template"
+        ) from error
+    stops = text.family.end_of_turn if described else ()
+    if stops and not any(text.tokenizer.token_to_id(stop) is not None for stop in stops):
+        shown = text.encode(stops[0])
+        raise TargetError(
+            f"the tokenizer in {text.directory} does not match the chat template: the {text.family.name} template ends "
+            f"a turn with {stops[0]!r}, which this tokenizer splits into {len(shown)} tokens; name the model's own "
+            "tokenizer as target.tokenizer, or its own template as target.chat_template"
+        )
+
+
+def _locate(model: str, revision: str | None) -> Callable[[str], Path | None]:
+    """A function from file name to path, for a directory or a hub id."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return lambda name: folder / name if (folder / name).is_file() else None
+    if model.startswith(("embedded:", "/", ".", "~")) or model.count("/") > 1:
+        raise TargetError(f"target {model!r} is not a directory; name a model directory or a Hugging Face id")
+    return functools.partial(_from_hub, model, revision)
+
+
+def _from_hub(model: str, revision: str | None, name: str) -> Path | None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, name, revision=revision))
+    except LocalEntryNotFoundError as error:
+        raise TargetError(f"{model} is not a directory, and the hub cannot be reached for it: {error}") from error
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise TargetError(f"cannot fetch {name} of {model} from the hub: {error}; check the id and access") from error
+
+
+def _template(settings: TargetSettings, find: Callable[[str], Path | None], config: Mapping[str, Any]) -> str:
+    if settings.chat_template:
+        return _read(Path(settings.chat_template).expanduser())
+    own = find("chat_template.jinja")
+    if own is not None:
+        return _read(own)
+    value = config.get("chat_template") or _json(find("chat_template.json")).get("chat_template")
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default") or next(iter(named.values()), None)
+    if not isinstance(value, str):
+        raise TargetError(
+            f"{settings.model} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "
+            "give a file as target.chat_template"
+        )
+    return value
+
+
+def _special(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and the like, in either of the two forms that tokenizer configs use."""
+    names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+    found = {name: config.get(name) for name in names}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _json(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        value = json.loads(_read(path))
+    except ValueError as error:
+        raise TargetError(f"{path} is not JSON: {error}; fetch the model's files again") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetError(f"cannot read {path}: {error}; name an existing file") from error

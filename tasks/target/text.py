@@ -1,0 +1,343 @@
+"""The target's own words for everything: its template, its tokenizer, its markers. No torch, no weights."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+from tasks.errors import TargetError
+from tasks.records import Message
+from tasks.settings import TargetSettings
+from tasks.target import guard
+from tasks.target.counts import Counts, CountTables, SupervisedCounts, build_tables, count_many, count_one
+from tasks.target.family import Family
+from tasks.target.parse import Answer, TurnReader
+
+
+class TargetText:
+    """Renders, encodes, decodes and counts as the target does. Build it with `tasks.target.load.load_target`.
+
+    Pickles as its settings; a worker process loads it again from its directory (about 1.5 s).
+    """
+
+    def __init__(
+        self,
+        settings: TargetSettings,
+        directory: Path,
+        template: str,
+        tokenizer_json: str,
+        special: Mapping[str, str],
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        family: Family,
+    ) -> None:
+        self.settings, self.directory = settings, directory
+        self.template, self.special = template, dict(special)
+        self.config, self.generation_config = config, generation_config
+        self.family = family
+        self.tokenizer_json = tokenizer_json
+        self.template_sha256 = hashlib.sha256(template.encode()).hexdigest()
+        self.tokenizer_sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
+        self.tokenizer = Tokenizer.from_str(tokenizer_json)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.vocab_size = max(self.tokenizer.get_vocab_size(with_added_tokens=True), _vocab(config))
+        self.control_tokens = self._find_control()
+        self._control = guard.pattern(self.control_tokens)
+        self.end_ids = frozenset(self._single(family.end_of_turn)) | frozenset(self._single(family.implicit_stops))
+        self.eos_ids = self._eos()
+        self._compiled = self._compile()
+        self.reads_clock = "strftime_now" in template
+        self._now: datetime = datetime.now(UTC)
+        self._arguments_as_text = False
+
+    def __reduce__(self) -> tuple[Callable[[TargetSettings], "TargetText"], tuple[TargetSettings]]:
+        from tasks.target.load import load_target
+
+        return load_target, (self.settings,)
+
+    # --- rendering -------------------------------------------------------------------------------------------------
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: str | None = None,
+        thinking: bool = True,
+        preserve_thinking: bool = False,
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+    ) -> str:
+        """The template's text. `now` is what a template that prints the date reads (default: when this was loaded).
+
+        Raises ValueError with the template's own message when it refuses the messages.
+        """
+        return self._render(
+            [_for_template(m, self.family.reasoning_field, self._arguments_as_text) for m in messages],
+            json.loads(tools) if tools else None,
+            self.template_kwargs(thinking, preserve_thinking),
+            add_generation_prompt,
+            now,
+        )
+
+    def template_kwargs(self, thinking: bool, preserve_thinking: bool = False) -> dict[str, Any]:
+        """What a request's `chat_template_kwargs` must hold so that the server renders what `render` does."""
+        kwargs: dict[str, Any] = {"enable_thinking": thinking}
+        return {**kwargs, "preserve_thinking": True} if preserve_thinking else kwargs
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        kwargs: Mapping[str, Any],
+        prompt: bool,
+        now: datetime | None = None,
+    ) -> str:
+        moment = now or self._now
+        try:
+            text: str = self._compiled.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=prompt,
+                strftime_now=moment.strftime,
+                **self.special,
+                **kwargs,
+            )
+        except (jinja2.TemplateError, TypeError, AttributeError, KeyError, IndexError) as error:
+            raise ValueError(f"the chat template refused the messages: {error or type(error).__name__}") from error
+        return text
+
+    def _compile(self) -> jinja2.Template:
+        try:
+            template: jinja2.Template = _compile_jinja_template(self.template)
+        except jinja2.TemplateError as error:
+            raise TargetError(
+                f"the chat template of {self.directory} does not compile: {error}; "
+                "give a working one as target.chat_template"
+            ) from error
+        return template
+
+    # --- tokens ----------------------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; control tokens in it are structure, nothing is added."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: list[str]) -> list[Encoding]:
+        """Encodings with offsets, all cores (see TOKENIZERS_PARALLELISM)."""
+        encodings: list[Encoding] = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return encodings
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text with control tokens kept."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: str | None = None,
+        thinking: bool = True,
+        preserve_thinking: bool = False,
+        now: datetime | None = None,
+    ) -> list[int]:
+        """Ids of the rendered prompt, generation prompt included. Control tokens in message texts are sub-words.
+
+        Raises ValueError when the template refuses the messages.
+        """
+        options: dict[str, Any] = {"thinking": thinking, "preserve_thinking": preserve_thinking, "now": now}
+        if not self.has_control(messages, tools):
+            return self.encode(self.render(messages, tools=tools, **options))
+        return self.encode_guarded(self.render_guarded(messages, tools=tools, **options))
+
+    def has_control(self, messages: Sequence[Message], tools: str | None = None) -> bool:
+        """Whether any text in the messages spells a control token."""
+        search = self._control.search
+        texts = (t for m in messages for t in (m.content, m.reasoning_content, m.tool_calls) if t)
+        return any(search(text) for text in texts) or bool(tools and search(tools))
+
+    def render_guarded(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: str | None = None,
+        thinking: bool = True,
+        preserve_thinking: bool = False,
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+    ) -> str:
+        """`render`, with structure spelled so that it cannot be mistaken for a message's text (see guard.py)."""
+        literals = guard.Literals(self._control, (self.family.think_open, self.family.think_close))
+        hidden = [
+            Message(
+                m.role,
+                literals.hide(m.content, m.role == "assistant"),
+                literals.hide(m.reasoning_content, True) if m.reasoning_content is not None else None,
+                literals.hide(m.tool_calls) if m.tool_calls else None,
+                m.tool_call_id,
+                m.name,
+            )
+            for m in messages
+        ]
+        text = self.render(
+            hidden,
+            tools=literals.hide(tools) if tools else None,
+            thinking=thinking,
+            preserve_thinking=preserve_thinking,
+            add_generation_prompt=add_generation_prompt,
+            now=now,
+        )
+        return literals.show(text)
+
+    def encode_guarded(self, text: str) -> list[int]:
+        """Ids of guarded text."""
+        ids: list[int] = self.guarded.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @functools.cached_property
+    def guarded(self) -> Tokenizer:
+        """The guarded tokenizer, built when first needed (about 2 s for 250K tokens)."""
+        return guard.guarded_tokenizer(self.tokenizer_json, self.control_tokens)
+
+    def guard(self, text: str) -> str:
+        """`text` with its control tokens in guarded spelling."""
+        return guard.guard(text, self._control)
+
+    def decode_guarded(self, ids: Sequence[int]) -> str:
+        """Text in which structure is guarded."""
+        text: str = self.guarded.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def find_control_tokens(self, text: str) -> list[str]:
+        """Every control token spelled in `text`, in order."""
+        return self._control.findall(text)
+
+    # --- counting and reading --------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def tables(self) -> CountTables:
+        """Lookup tables of `count_many`."""
+        stops = {*self.eos_ids, *self.end_ids}
+        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
+        return build_tables(self.family, vocab, self.vocab_size, self.encode, stops)
+
+    def count(self, ids: Sequence[int], mask: Sequence[int]) -> SupervisedCounts:
+        """Supervised, scaffold and content tokens of one row."""
+        return count_one(self.tables, ids, mask)
+
+    def count_many(self, values: NDArray[Any], offsets: NDArray[Any], mask: NDArray[Any]) -> Counts:
+        """(n_supervised, n_scaffold, n_content), one entry a row (see counts.count_many)."""
+        return count_many(self.tables, values, offsets, mask)
+
+    def parse_answer(self, ids: Sequence[int], *, thinking: bool = True) -> Answer:
+        """What sampled ids say. `thinking` is what was asked for; it matters when the prompt opens the think block."""
+        return self._reader.answer(self.decode_guarded(ids), thinking and self.prompt_opens_thinking)
+
+    def split_conversation(self, ids: Sequence[int]) -> list[Message]:
+        """Messages of a tokenized row, by the template's turn headers; pads at the end are ignored.
+
+        Raises ValueError when the row does not decode into turns.
+        """
+        ids = list(ids)
+        while ids and ids[-1] in self._pads:
+            ids.pop()
+        return self._reader.messages(self.decode_guarded(ids))
+
+    @functools.cached_property
+    def prompt_opens_thinking(self) -> bool:
+        """Whether the generation prompt in thinking mode already holds the opening think marker."""
+        family = self.family
+        if not family.think_open:
+            return False
+        prompt = self.render([Message("user", "x")], thinking=True)
+        return prompt.rstrip("\n").endswith(family.think_open.rstrip("\n"))
+
+    @functools.cached_property
+    def _reader(self) -> TurnReader:
+        extra = [self.special.get("eos_token", ""), *(self.tokenizer.id_to_token(i) or "" for i in self.eos_ids)]
+        return TurnReader(self.family, self._control, extra)
+
+    @functools.cached_property
+    def _pads(self) -> frozenset[int]:
+        names = [self.special.get("pad_token", ""), *self.family.end_of_turn]
+        return frozenset(self._single([name for name in names if name])) | frozenset(self.eos_ids)
+
+    def settle_arguments(self) -> None:
+        """Find out whether the template wants tool-call arguments as an object (the usual) or as JSON text."""
+        calls = '[{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\\"a\\": 1}"}}]'
+        probe = [Message("user", "x"), Message("assistant", "", None, calls), Message("tool", "y", tool_call_id="c")]
+        for as_text in (False, True):
+            self._arguments_as_text = as_text
+            try:
+                self.render(probe)
+            except ValueError:
+                continue
+            return
+        self._arguments_as_text = False
+
+    def _single(self, texts: Sequence[str]) -> list[int]:
+        ids = (self.tokenizer.token_to_id(text) for text in texts)
+        return [index for index in ids if index is not None]
+
+    def _find_control(self) -> frozenset[str]:
+        source = "\0".join((self.template, *self.family.markers, *self.special.values()))
+        found = set()
+        for added in self.tokenizer.get_added_tokens_decoder().values():
+            text = added.content
+            bracketed = text.startswith(("<|", "<｜")) and text.endswith((">", "｜>"))
+            if text.strip() and not text.isalnum() and (added.special or bracketed or text in source):
+                found.add(text)
+        return frozenset(found)
+
+    def _eos(self) -> tuple[int, ...]:
+        ids: list[int] = []
+        for value in (self.generation_config.get("eos_token_id"), self.config.get("eos_token_id")):
+            ids += [value] if isinstance(value, int) else value if isinstance(value, list) else []
+        ids += self._single([self.special["eos_token"]]) if self.special.get("eos_token") else []
+        return tuple(dict.fromkeys(ids))
+
+
+def _vocab(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config")
+    sizes = (config.get("vocab_size"), text.get("vocab_size") if isinstance(text, dict) else None)
+    return max((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def _for_template(message: Message, reasoning_field: str, arguments_as_text: bool) -> dict[str, Any]:
+    """Only the fields that are set: many templates test for a key's presence."""
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning_content is not None:
+        entry["reasoning_content"] = message.reasoning_content
+        entry[reasoning_field] = message.reasoning_content
+    if message.tool_calls:
+        entry["tool_calls"] = _calls(message.tool_calls, arguments_as_text)
+    if message.tool_call_id:
+        entry["tool_call_id"] = message.tool_call_id
+    if message.name:
+        entry["name"] = message.name
+    return entry
+
+
+def _calls(text: str, arguments_as_text: bool) -> list[Any]:
+    calls = json.loads(text)
+    if not isinstance(calls, list):
+        raise ValueError(f"tool_calls is {type(calls).__name__}, expected a JSON list")
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = function.get("arguments")
+        if arguments_as_text and not isinstance(arguments, str):
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        elif not arguments_as_text and isinstance(arguments, str):
+            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
+    return calls
