@@ -1,5 +1,7 @@
 """What is read, and what a usable prompt is."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from tasks.settings import Mode, Settings, Share
@@ -25,10 +27,14 @@ class SourceSettings(Settings):
         "reject", pattern="^(reject|encode)$", title="Control tokens in text", description="reject or encode as text."
     )
     max_line_bytes: int = Field(64 << 20, ge=1024, title="Longest line", description="Bytes of one JSONL line.")
+    duplicates: Literal["auto", "prompt", "row"] = Field(
+        "auto", title="Duplicates", description="What is compared; auto: the row where one trains, else the prompt."
+    )
     near_duplicates: bool = Field(False, title="Near duplicates", description="MinHash over word shingles.")
     near_duplicate_threshold: Share = Field(0.85, title="Similarity", description="Jaccard estimate of a duplicate.")
     decontaminate: tuple[str, ...] = Field(
         (), title="Benchmarks", description="Files whose prompts must not be in the training data."
     )
     decontaminate_ngram: int = Field(13, ge=3, title="n-gram", description="Words that must overlap.")
+    workers: int | None = Field(None, ge=1, title="Processes", description="Empty: one a core, at most 8.")
     s3_endpoint_url: str | None = Field(None, title="S3 endpoint", description="For s3:// sources that are not AWS.")

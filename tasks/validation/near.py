@@ -1,0 +1,55 @@
+"""Near duplicates of prompts: MinHash over word shingles, through datasketch (the extra `dedup`)."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tasks.errors import SpecError
+from tasks.validation.canonical import Turn
+from tasks.validation.overlap import shingles
+
+PERMUTATIONS = 128
+"""Of a signature: the standard error of the Jaccard estimate is 1/√128 ≈ 0.09; 512 bytes a prompt."""
+
+
+@cache
+def _datasketch() -> Any:
+    try:
+        import datasketch
+    except ImportError as error:
+        raise SpecError("source.near_duplicates needs the package datasketch: install drafter-regen[dedup]") from error
+    return datasketch
+
+
+def signature(turns: Sequence[Turn]) -> bytes:
+    """The MinHash of a prompt's user texts, as uint32 values."""
+    sketch = _datasketch().MinHash(num_perm=PERMUTATIONS)
+    sketch.update_batch(shingles("\n".join(turn[1] for turn in turns if turn[0] == "user")))
+    return np.asarray(sketch.hashvalues, dtype=np.uint32).tobytes()
+
+
+def near_duplicates(signatures: Sequence[tuple[str, bytes]], threshold: float) -> dict[str, str]:
+    """{id: id of the earlier prompt it nearly repeats}, in input order; exact repeats of an id are left out.
+
+    Holds the signatures and the LSH index in memory: about 3 kB a prompt.
+    """
+    if not signatures:
+        return {}
+    datasketch = _datasketch()
+    index = datasketch.MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+    kept: dict[str, Any] = {}
+    twins: dict[str, str] = {}
+    for prompt_id, raw in signatures:
+        if prompt_id in kept or prompt_id in twins:
+            continue
+        values = np.frombuffer(raw, dtype=np.uint32).astype(np.uint64)
+        sketch = datasketch.MinHash(num_perm=PERMUTATIONS, hashvalues=values)
+        similar = [other for other in index.query(sketch) if sketch.jaccard(kept[other]) >= threshold]
+        if similar:
+            twins[prompt_id] = max(similar, key=lambda other: (sketch.jaccard(kept[other]), other))
+            continue
+        index.insert(prompt_id, sketch)
+        kept[prompt_id] = sketch
+    return twins

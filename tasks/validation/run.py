@@ -1,0 +1,209 @@
+"""Validation of a whole set: sources in; prompts.parquet, rejected.parquet, sums and a verdict out."""
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import DatasetError, SpecError
+from tasks.records import ValidationResult
+from tasks.target.text import TargetText
+from tasks.validation import worker
+from tasks.validation.merge import Exclusions, Merged, Writer, merge_kept
+from tasks.validation.near import near_duplicates
+from tasks.validation.overlap import benchmark_ngrams
+from tasks.validation.plan import units
+from tasks.validation.policy import Policy, make_policy
+from tasks.validation.published import read_ids
+from tasks.validation.scan import scan_units
+from tasks.validation.schema import KEPT_TOKENS, PROMPTS, REJECTED
+from tasks.validation.settings import SourceSettings
+from tasks.validation.sources import resolve
+from tasks.validation.spill import read_rejects
+from tasks.validation.sums import prove
+from tasks.validation.tally import TokenSums, summarise
+from tasks.validation.texts import benchmark_texts
+from tasks.validation.tokenized import TokenPart, rules_of
+from tasks.validation.units import Source, Unit
+from tasks.validation.verdict import Sums, judge
+
+SMALL_BYTES = 24 << 20
+"""Below this, starting worker processes (about 1.5 s) costs more than they save."""
+
+PARTITION_BYTES = 24 << 20
+"""Of input, a partition of the id space: the merge holds two at a time."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes judged, bytes in all); bytes are those of the input, estimated for column stores."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the units told."""
+
+    rows: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    kept_paths: list[str] = field(default_factory=list)
+    reject_paths: list[str] = field(default_factory=list)
+    parts: list[TokenPart] = field(default_factory=list)
+    signatures: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+def validate(
+    settings: SourceSettings,
+    target: TargetText | None,
+    out_dir: Path,
+    *,
+    samples: int = 1,
+    for_training: bool = False,
+    skip_ids: Container[str] | Path | None = None,
+    progress: Progress | None = None,
+) -> ValidationResult:
+    """Judge every row of `settings.paths`; write prompts.parquet (sorted by prompt_id) and rejected.parquet.
+
+    `for_training` asks "may I train on this?": a bad old response is a reject, and messages are stored whole. Otherwise
+    only prompts count, and a bad old response becomes a `regenerate_reason`. `kept` counts rows; a row gives `samples`
+    prompts (`report.details["prompts"]` counts those). `skip_ids` holds ids that are done: a container, or a file.
+
+    Raises DatasetError when a source cannot be read, VerificationError when the sums are not proven by id.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".validation-", dir=out_dir))
+    try:
+        sources = resolve(settings, folder)
+        _check_target(sources, target, for_training)
+        grams = benchmark_ngrams(benchmark_texts(settings, folder), settings.decontaminate_ngram)
+        policy = make_policy(settings, target, samples=samples, for_training=for_training, benchmark_ngrams=grams)
+        found, partitions = _judge_all(sources, policy, folder, progress)
+        if not found.rows:
+            raise DatasetError(f"{', '.join(settings.paths)}: not one row in {len(sources)} file(s)")
+        return _finish(found, partitions, sources, policy, out_dir, skip_ids)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_target(sources: list[Source], target: TargetText | None, for_training: bool) -> None:
+    tokenized = next((source for source in sources if source.tokenized), None)
+    if tokenized and target is None and not for_training:
+        raise SpecError(f"{tokenized.label} is tokenized: a target is needed to read its rows back as prompts")
+
+
+def _judge_all(sources: list[Source], policy: Policy, folder: Path, progress: Progress | None) -> tuple[_Found, int]:
+    total = sum(Path(source.path).stat().st_size for source in sources)
+    partitions = max(1, min(256, total // PARTITION_BYTES))
+    found, judged = _Found(), 0
+
+    def advance(unit: Unit) -> None:
+        nonlocal judged
+        judged += unit.weight_bytes
+        if progress:
+            progress(min(judged, total), total)
+
+    ordered = units(sources, policy.settings)
+    if policy.for_training and all(source.tokenized for source in sources):
+        for part in scan_units(ordered, rules_of(policy), policy.settings.workers, advance):
+            found.rows += len(part.rows)
+            found.parts.append(part)
+        return found, partitions
+    for result, unit in _results(ordered, policy, folder, partitions, total):
+        found.rows += result.rows
+        found.reasons.update(result.reasons)
+        found.kept_paths += [result.kept_path] if result.kept_path else []
+        found.reject_paths += [result.rejects_path] if result.rejects_path else []
+        found.parts += result.parts
+        found.signatures += result.signatures
+        advance(unit)
+    return found, partitions
+
+
+def _results(
+    ordered: Iterable[Unit], policy: Policy, folder: Path, partitions: int, total: int
+) -> Iterator[tuple[worker.UnitResult, Unit]]:
+    """Results in the order of units, from worker processes where that pays."""
+    processes = policy.settings.workers or min(os.cpu_count() or 1, 8)
+    arguments = (policy, str(folder), partitions)
+    if processes == 1 or total < SMALL_BYTES:
+        worker.start(*arguments)
+        yield from ((worker.work(unit), unit) for unit in ordered)
+        return
+    # Spawned, not forked: the parent has threads (Prefect, pyarrow), and a fork would copy their locks.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, initializer=worker.start, initargs=arguments)
+    try:
+        yield from _windowed(pool, ordered, processes)
+    except BrokenProcessPool as error:
+        raise DatasetError(
+            "a validation worker died (most often: killed for memory); set source.workers lower or free memory"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _windowed(pool: Executor, ordered: Iterable[Unit], processes: int) -> Iterator[tuple[worker.UnitResult, Unit]]:
+    waiting: deque[tuple[Future[worker.UnitResult], Unit]] = deque()
+    for unit in ordered:
+        waiting.append((pool.submit(worker.work, unit), unit))
+        if len(waiting) > 2 * processes:
+            future, first = waiting.popleft()
+            yield future.result(), first
+    while waiting:
+        future, first = waiting.popleft()
+        yield future.result(), first
+
+
+def _finish(
+    found: _Found,
+    partitions: int,
+    sources: list[Source],
+    policy: Policy,
+    out_dir: Path,
+    skip_ids: Container[str] | Path | None,
+) -> ValidationResult:
+    prompts, rejected, tokens = (out_dir / f"{name}.parquet" for name in ("prompts", "rejected", "kept_tokens"))
+    settings = policy.settings
+    exclude = Exclusions(read_ids(skip_ids), near_duplicates(found.signatures, settings.near_duplicate_threshold))
+    with Writer(prompts, PROMPTS) as out, Writer(rejected, REJECTED) as bad:
+        for path in found.reject_paths:
+            bad.write(read_rejects(path))
+        merged = Merged()
+        if found.kept_paths:
+            merged = merge_kept(found.kept_paths, [s.label for s in sources], partitions, out, bad, exclude)
+        token_sums = _token_sums(found.parts, settings, tokens, bad)
+    prove(prompts, tokens, rejected, found.rows)
+    return _result(found, merged, token_sums, policy, prompts, rejected)
+
+
+def _token_sums(parts: list[TokenPart], settings: SourceSettings, path: Path, bad: Writer) -> TokenSums:
+    path.unlink(missing_ok=True)
+    if not parts:
+        return TokenSums()
+    with Writer(path, KEPT_TOKENS) as kept:
+        return summarise(parts, settings.min_content_tokens, kept, bad)
+
+
+def _result(
+    found: _Found, merged: Merged, tokens: TokenSums, policy: Policy, prompts: Path, rejected: Path
+) -> ValidationResult:
+    reasons: dict[str, Any] = dict((found.reasons + tokens.reasons).most_common())
+    lost = merged.lost + tokens.lost
+    kept = merged.kept + tokens.kept
+    sums = Sums(found.rows, kept, reasons, dict(lost), dict(merged.regenerate), merged.prompts, tokens.details)
+    report = judge(sums, policy.settings, for_training=policy.for_training)
+    return ValidationResult(
+        prompts_path=str(prompts),
+        rejected_path=str(rejected),
+        rows=sums.rows,
+        kept=sums.kept,
+        rejected=sums.rejected,
+        duplicates=sums.duplicate_rows,
+        reasons=reasons,
+        regenerate_reasons=dict(merged.regenerate),
+        report=report,
+    )
