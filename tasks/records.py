@@ -303,6 +303,7 @@ class TokenRecord:
     supervised_tokens: int
     exact_rows: int
     reasons: Mapping[str, int] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
