@@ -190,8 +190,8 @@ def _refine(failure: Failure, evidence: str, log: str, at: int) -> Diagnosis:
             return Diagnosis(Failure.OOM_WEIGHTS, evidence)
         ready = re.search(MILESTONES[-1][1], before)
         capturing = re.search(r"Capture [^\n]*begin(?![\s\S]*Capture [^\n]*end)", before)
-        kind = Failure.OOM_RUNNING if ready else Failure.OOM_GRAPHS if capturing else Failure.OOM_POOLS
-        return Diagnosis(kind, evidence)
+        when = Failure.OOM_RUNNING if ready else Failure.OOM_GRAPHS if capturing else Failure.OOM_POOLS
+        return Diagnosis(when, evidence)
     return Diagnosis(failure, evidence)
 
 
