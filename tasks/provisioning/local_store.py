@@ -30,6 +30,10 @@ MEMORY_LIMIT = "256MiB"
 """Go's soft limit (GOMEMLIMIT): without it the process grows to about 400 MB, with it it stays near 200 MB."""
 
 
+PREVIOUS_TIMEOUT_S = 20.0
+"""A supervisor ends its server within about 10 s of the death of whoever started it."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalStore:
     """A running S3 server with one bucket. The keys are made anew at every start and die with it."""
@@ -91,7 +95,7 @@ def local_store(home: Path, bucket: str = "regen-demo", start_timeout_s: float =
         )
     )
     try:
-        _await_ready(store, ports["filer"], running, start_timeout_s)
+        _await_ready(store, ports, running, start_timeout_s)
         yield store
     finally:
         running.stop()
@@ -119,30 +123,38 @@ def _command(data: Path, ports: dict[str, int], store: LocalStore) -> CommandLin
     )
 
 
-def _await_ready(store: LocalStore, filer_port: int, running: Running, timeout_s: float) -> None:
-    """Until S3 answers and the bucket is there.
+def _await_ready(store: LocalStore, ports: dict[str, int], running: Running, timeout_s: float) -> None:
+    """Until S3 answers, its volumes are known and the bucket is there.
 
     An unsigned S3 request gets 403 for every bucket name, so the bucket is looked up where it lives: as a folder of the
-    filer.
+    filer. Before the volume server has reported to the master, reads of old objects fail with HTTP 500.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         ended = running.poll()
         if ended is not None:
             raise StorageError(f"the local S3 server ended with code {ended.code} at start; read {store.log_path}")
-        answers = call(store.endpoint_url, timeout_s=2.0).status == 403
-        if answers and call(f"http://{HOST}:{filer_port}/buckets/{store.bucket}/?limit=1", timeout_s=2.0).ok:
+        if _is_ready(store, ports):
             return
         time.sleep(0.1)
     raise StorageError(f"the local S3 server is not ready after {timeout_s:.0f} s; read {store.log_path}")
 
 
-def await_previous(state_path: Path, what: str, timeout_s: float = 20.0) -> None:
+def _is_ready(store: LocalStore, ports: dict[str, int]) -> bool:
+    if call(store.endpoint_url, timeout_s=2.0).status != 403:
+        return False
+    topology = call(f"http://{HOST}:{ports['master']}/dir/status", timeout_s=2.0).object().get("Topology") or {}
+    centers = topology.get("DataCenters") or []
+    nodes = [node for center in centers for rack in center.get("Racks") or [] for node in rack.get("DataNodes") or []]
+    return bool(nodes) and call(f"http://{HOST}:{ports['filer']}/buckets/{store.bucket}/?limit=1", timeout_s=2.0).ok
+
+
+def await_previous(state_path: Path, what: str) -> None:
     """Wait until a server that a killed run left behind has been ended by its supervisor.
 
-    Raises StorageError when it still lives after `timeout_s`: then another run is using the same folder.
+    Raises StorageError when it still lives after PREVIOUS_TIMEOUT_S: then another run is using the same folder.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PREVIOUS_TIMEOUT_S
     while (pid := _living_supervisor(state_path)) is not None:
         if time.monotonic() > deadline:
             raise StorageError(
