@@ -264,7 +264,9 @@ def test_a_low_ceiling_of_an_expert_model_is_no_fault():
 def test_power_that_falls_with_concurrency_is_compared_with_its_own_baseline():
     at_256 = replace(EXPECTED, tok_s=6000.0, power_w=429.0)
     job = Job("s0", 256)
-    assert verdict(evidence(gpu(mean_w=431.0), job=job, expected=at_256, running=256.0, tok_s=6010.0))[0] is Code.HEALTHY
+    assert (
+        verdict(evidence(gpu(mean_w=431.0), job=job, expected=at_256, running=256.0, tok_s=6010.0))[0] is Code.HEALTHY
+    )
 
 
 def test_other_precision_and_other_task_never_fail_by_watts_alone():
@@ -289,7 +291,9 @@ def test_the_power_cap_bit_at_475_watts_is_no_proof_of_the_limit():
 
 def test_an_administrators_cap_that_the_baseline_knows_is_no_change():
     capped = gpu(enforced_limit_w=450.0, mean_w=449.0)
-    assert verdict(evidence(capped, expected=replace(EXPECTED, enforced_limit_w=450.0, power_w=448.0)))[0] is Code.HEALTHY
+    assert (
+        verdict(evidence(capped, expected=replace(EXPECTED, enforced_limit_w=450.0, power_w=448.0)))[0] is Code.HEALTHY
+    )
 
 
 def test_mig_and_module_scope_pass_as_unknown():
