@@ -104,7 +104,9 @@ def _root() -> Path:
 def family_target(name: str) -> TargetText:
     """A published template with a small tokenizer that has the control tokens it writes."""
     specials = FAMILY_SPECIALS[name]
-    bos = next((s for s in specials if "begin" in s and "sentence" in s or "bos" in s or s == "<|begin_of_text|>"), None)
+    bos = next(
+        (s for s in specials if ("begin" in s and "sentence" in s) or "bos" in s or s == "<|begin_of_text|>"), None
+    )
     folder = write_target(_root() / name, small_tokenizer(specials), template(name), specials[0], bos)
     return load_target(TargetSettings(model=str(folder)))
 

@@ -252,7 +252,18 @@ class TargetText:
         ids = list(ids)
         while ids and ids[-1] in self._pads:
             ids.pop()
-        return self._reader.messages(self.decode_guarded(ids))
+        messages = self._reader.messages(self.decode_guarded(ids))
+        default = self._default_messages
+        return messages[len(default) :] if default and tuple(messages[: len(default)]) == default else messages
+
+    @functools.cached_property
+    def _default_messages(self) -> tuple[Message, ...]:
+        """The system turns that the template writes by itself: rendering would write them again."""
+        try:
+            text = self.render_guarded([Message("user", "x")], add_generation_prompt=False)
+            return tuple(message for message in self._reader.messages(text) if message.role == "system")
+        except ValueError:
+            return ()
 
     @functools.cached_property
     def prompt_opens_thinking(self) -> bool:
