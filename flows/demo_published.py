@@ -1,8 +1,6 @@
-"""Fetch what was published, as a trainer would: the manifest, then every file that it names, each verified."""
+"""Fetch what was published, as a trainer would: every file that the manifest names, verified, then the manifest."""
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,12 @@ from tasks.errors import VerificationError
 from tasks.provisioning.local_store import LocalStore
 from tasks.runs import write_atomic
 from tasks.storage import open_store
-
-MANIFEST = "manifest.json"
+from tasks.upload.layout import MANIFEST
+from tasks.upload.manifest import entries, parse
 
 
 def read_back(spec: RegenSpec, server: LocalStore, folder: Path) -> dict[str, Any]:
-    """Copy the published set to `folder`; returns `store`, `manifest` and `files` for the last line.
+    """Copy the newest published snapshot to `folder`; returns `store`, `manifest` and `files` for the last line.
 
     Files that are there already with the manifest's digest are not fetched again. The manifest is written last. Raises
     VerificationError when a file differs from the manifest, StorageError when the store does not give it.
@@ -28,32 +26,18 @@ def read_back(spec: RegenSpec, server: LocalStore, folder: Path) -> dict[str, An
         return {"store": url, "manifest": None, "files": []}
     data = store.get_bytes(MANIFEST)
     files = []
-    for key, digest in sorted(published_files(json.loads(data)).items()):
-        path = folder / key
-        if not path.exists() or sha256(path) != digest:
+    for entry in entries(parse(data, f"{url}/{MANIFEST}"), all_snapshots=False):
+        path = folder / entry.key
+        if not path.exists() or sha256(path) != entry.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
-            store.download(key, path)
-            if (found := sha256(path)) != digest:
-                raise VerificationError(f"{url}/{key}: sha256 {found}, the manifest says {digest}; publish it again")
+            store.download(entry.key, path)
+            if (found := sha256(path)) != entry.sha256:
+                raise VerificationError(
+                    f"{url}/{entry.key}: sha256 {found}, the manifest says {entry.sha256}; publish it again"
+                )
         files.append(str(path))
     write_atomic(folder / MANIFEST, data)
-    return {"store": url, "manifest": str(folder / MANIFEST), "files": files}
-
-
-def published_files(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Key and sha256 of every file that the manifest names, wherever it names it."""
-    return dict(_entries(manifest))
-
-
-def _entries(value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        if isinstance(value.get("key"), str) and isinstance(value.get("sha256"), str):
-            yield value["key"], value["sha256"]
-        for inner in value.values():
-            yield from _entries(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _entries(inner)
+    return {"store": url, "manifest": str(folder / MANIFEST), "files": sorted(files)}
 
 
 def sha256(path: Path) -> str:
