@@ -1,6 +1,7 @@
 """The histogram of supervised tokens, as a PNG that needs no browser (altair and vl-convert)."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import altair as alt
 import polars as pl
@@ -9,10 +10,7 @@ import vl_convert
 
 def bin_names(edges: Sequence[int]) -> list[str]:
     """Readable names of bins given by their left edges; the last is open."""
-    names = [
-        str(left) if right - left == 1 else f"{left:,}–{right - 1:,}"
-        for left, right in zip(edges, edges[1:], strict=False)
-    ]
+    names = [str(left) if right - left == 1 else f"{left:,}–{right - 1:,}" for left, right in pairwise(edges)]
     return [*names, f"≥ {edges[-1]:,}"]
 
 

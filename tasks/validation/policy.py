@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.target.text import TargetText
 from tasks.validation.canonical import Turn, conversation
 from tasks.validation.identity import digests, prompt_turns
 from tasks.validation.order import check_order
@@ -13,6 +12,9 @@ from tasks.validation.overlap import ngrams
 from tasks.validation.reasons import Reason, RowError
 from tasks.validation.responses import Judge, judge_response, normalise
 from tasks.validation.settings import SourceSettings
+
+if TYPE_CHECKING:  # importing it loads transformers, which a set without a target need not wait for
+    from tasks.target.text import TargetText
 
 NOTHING = re.compile(r"(?!)")
 
@@ -36,7 +38,7 @@ class Policy:
     """
 
     settings: SourceSettings
-    target: TargetText | None
+    target: "TargetText | None"
     samples: int = 1
     for_training: bool = False
     judge: Judge = field(default_factory=Judge)
@@ -96,7 +98,7 @@ class Policy:
 
 def make_policy(
     settings: SourceSettings,
-    target: TargetText | None,
+    target: "TargetText | None",
     *,
     samples: int = 1,
     for_training: bool = False,
@@ -118,7 +120,7 @@ def make_policy(
 class TokenCount:
     """Tokens of a text under the target's tokenizer (a picklable callable)."""
 
-    target: TargetText
+    target: "TargetText"
 
     def __call__(self, text: str) -> int:
         """How many tokens `text` is."""

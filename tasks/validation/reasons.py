@@ -86,6 +86,10 @@ DUPLICATE_REASONS = frozenset({Reason.DUPLICATE, Reason.NEAR_DUPLICATE, Reason.A
 """Rows that end as duplicates rather than rejects."""
 
 
+EXPLANATIONS = {reason.value: reason.explanation for reason in Reason}
+"""Documentation lines by code, for tables."""
+
+
 class RowError(Exception):
     """One bad row: caught by the reader, which records it and goes on. Never leaves this room."""
 

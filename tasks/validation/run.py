@@ -10,11 +10,10 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.errors import DatasetError, SpecError
 from tasks.records import ValidationResult
-from tasks.target.text import TargetText
 from tasks.validation import worker
 from tasks.validation.merge import Exclusions, Merged, Writer, merge_kept
 from tasks.validation.near import near_duplicates
@@ -33,6 +32,9 @@ from tasks.validation.texts import benchmark_texts
 from tasks.validation.tokenized import TokenPart, rules_of
 from tasks.validation.units import Source, Unit
 from tasks.validation.verdict import Sums, judge
+
+if TYPE_CHECKING:  # importing it loads transformers, which a set without a target need not wait for
+    from tasks.target.text import TargetText
 
 SMALL_BYTES = 24 << 20
 """Below this, starting worker processes (about 1.5 s) costs more than they save."""
@@ -58,7 +60,7 @@ class _Found:
 
 def validate(
     settings: SourceSettings,
-    target: TargetText | None,
+    target: "TargetText | None",
     out_dir: Path,
     *,
     samples: int = 1,
@@ -89,7 +91,7 @@ def validate(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_target(sources: list[Source], target: TargetText | None, for_training: bool) -> None:
+def _check_target(sources: list[Source], target: "TargetText | None", for_training: bool) -> None:
     tokenized = next((source for source in sources if source.tokenized), None)
     if tokenized and target is None and not for_training:
         raise SpecError(f"{tokenized.label} is tokenized: a target is needed to read its rows back as prompts")
@@ -175,17 +177,18 @@ def _finish(
         merged = Merged()
         if found.kept_paths:
             merged = merge_kept(found.kept_paths, [s.label for s in sources], partitions, out, bad, exclude)
-        token_sums = _token_sums(found.parts, settings, tokens, bad)
+        token_sums = _token_sums(found.parts, policy, tokens, bad)
     prove(prompts, tokens, rejected, found.rows)
     return _result(found, merged, token_sums, policy, prompts, rejected)
 
 
-def _token_sums(parts: list[TokenPart], settings: SourceSettings, path: Path, bad: Writer) -> TokenSums:
+def _token_sums(parts: list[TokenPart], policy: Policy, path: Path, bad: Writer) -> TokenSums:
     path.unlink(missing_ok=True)
     if not parts:
         return TokenSums()
     with Writer(path, KEPT_TOKENS) as kept:
-        return summarise(parts, settings.min_content_tokens, kept, bad)
+        decode = policy.target.decode if policy.target else None
+        return summarise(parts, policy.settings.min_content_tokens, kept, bad, decode)
 
 
 def _result(

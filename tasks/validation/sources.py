@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from tasks.errors import DatasetError
-from tasks.validation import remote
 from tasks.validation.columns import schema_of
+from tasks.validation.remote import from_bucket, from_hub
 from tasks.validation.settings import SourceSettings
 from tasks.validation.sniff import sniff
 from tasks.validation.units import Source
@@ -41,9 +41,9 @@ def resolve(settings: SourceSettings, downloads: Path) -> list[Source]:
 def _expand(path: str, settings: SourceSettings, downloads: Path) -> Iterator[tuple[str, str]]:
     """(label, local path) of every file that `path` stands for."""
     if path.startswith("s3://"):
-        yield from remote.from_bucket(path, settings, downloads, wanted)
+        yield from from_bucket(path, settings, downloads, wanted)
     elif path.startswith("hf://"):
-        yield from remote.from_hub(path, settings, downloads)
+        yield from from_hub(path, settings, downloads)
     elif Path(path).is_dir():
         yield from ((str(file), str(file)) for file in _folder(Path(path), settings.split))
     elif Path(path).exists():

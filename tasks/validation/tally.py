@@ -1,7 +1,7 @@
 """Tokenized rows summed up: exact duplicates over all files, counts, and the tables of kept and rejected rows."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,10 @@ class TokenSums:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def summarise(parts: Sequence[TokenPart], floor: int, kept: Writer, rejected: Writer) -> TokenSums:
-    """Mark duplicates, write both tables, and count."""
+def summarise(
+    parts: Sequence[TokenPart], floor: int, kept: Writer, rejected: Writer, decode: Callable[[list[int]], str] | None
+) -> TokenSums:
+    """Mark duplicates, write both tables, and count. `decode` makes the example readable."""
     if not parts:
         return TokenSums()
     twins = mark_duplicates(parts)
@@ -45,7 +47,30 @@ def summarise(parts: Sequence[TokenPart], floor: int, kept: Writer, rejected: Wr
     duplicates = {reason.value for reason in DUPLICATE_REASONS}
     lost = Counter({code: n for code, n in reasons.items() if code in duplicates})
     rejects = Counter({code: n for code, n in reasons.items() if code not in duplicates})
-    return TokenSums(rows, rows - reasons.total(), rejects, lost, describe(parts, floor))
+    details = describe(parts, floor)
+    if shown := _example(parts, details, decode):
+        details["example"] = shown
+    return TokenSums(rows, rows - reasons.total(), rejects, lost, details)
+
+
+def _example(
+    parts: Sequence[TokenPart], details: dict[str, Any], decode: Callable[[list[int]], str] | None
+) -> dict[str, Any] | None:
+    """One row below the floor, if possible one with the most common mask."""
+    shown: list[tuple[bool, dict[str, Any]]] = []
+    for part in parts:
+        if part.example is None:
+            continue
+        at, ids = part.example
+        common = details.get("common_mask", {}).get("supervised") == int(part.n_supervised[at])
+        found: dict[str, Any] = {"source": part.source, "row": int(part.rows[at]), "supervised_ids": ids}
+        shown.append((common, found))
+        if common:
+            break
+    if not shown:
+        return None
+    best = shown[-1][1] if shown[-1][0] else shown[0][1]
+    return {**best, "text": decode(best["supervised_ids"])} if decode else best
 
 
 def mark_duplicates(parts: Sequence[TokenPart]) -> list[dict[int, str]]:

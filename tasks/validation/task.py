@@ -1,6 +1,7 @@
 """Validation as a Prefect task: one call, and what a person sees of it."""
 
 import asyncio
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tasks.target.text import TargetText
 from tasks.ui import task as ui
 from tasks.validation.examples import examples
 from tasks.validation.plots import histogram_png
-from tasks.validation.reasons import Reason
+from tasks.validation.reasons import EXPLANATIONS
 from tasks.validation.run import validate
 from tasks.validation.settings import SourceSettings
 
@@ -69,8 +70,8 @@ def show(result: ValidationResult, settings: SourceSettings) -> None:
     ui.gate(result.report)
 
 
-def _rows(outcome: str, reasons: dict[str, int]) -> list[dict[str, object]]:
+def _rows(outcome: str, reasons: Mapping[str, int]) -> list[dict[str, object]]:
     return [
-        {"outcome": outcome, "reason": code, "rows": count, "what it means": Reason(code).explanation}
+        {"outcome": outcome, "reason": code, "rows": count, "what it means": EXPLANATIONS[code]}
         for code, count in sorted(reasons.items(), key=lambda item: -item[1])
     ]

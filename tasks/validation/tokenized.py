@@ -58,6 +58,7 @@ class TokenPart:
     n_scaffold: NDArray[np.int32]
     hashes: NDArray[np.uint64]
     ids: pa.Array | None = None
+    example: tuple[int, list[int]] | None = None  # (index, supervised ids) of the first row below the floor
 
     @property
     def n_content(self) -> NDArray[np.int32]:
@@ -144,6 +145,11 @@ def _judge(
     n_supervised, n_scaffold = _counts(values, offsets, supervised, rules)
     few = (n_supervised - n_scaffold < rules.min_content_tokens) & (codes == 0)
     codes[few] = CODE[Reason.TOO_FEW_SUPERVISED_TOKENS]
+    if few.any():
+        at = int(few.argmax())
+        row = slice(offsets[at], offsets[at + 1])
+        index = at if isinstance(where, slice) else int(where[at])
+        part.example = (index, values[row][supervised[row]].tolist())
     part.codes[where] = codes
     part.n_tokens[where] = np.diff(offsets)
     part.n_supervised[where] = n_supervised
