@@ -128,8 +128,12 @@ def _command(port: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port))
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _environment(home: Path, port: int) -> dict[str, str]:
     return {
+        # The arguments alone leave the pages asking port 4200.
+        "PREFECT_SERVER_API_HOST": HOST,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{port}/api",
         "PREFECT_HOME": str(home),
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home}/prefect.db",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -145,7 +149,7 @@ def _start_supervised(server: LocalPrefect, port: int) -> Running:
     return start(
         Launch(
             name="prefect",
-            engine=CommandLine(command=_command(port), env=_environment(server.home), health_path="/api/health"),
+            engine=CommandLine(command=_command(port), env=_environment(server.home, port), health_path="/api/health"),
             port=port,
             log_path=server.log_path,
             state_path=server.home / "server.json",
@@ -176,7 +180,7 @@ def _start_kept(server: LocalPrefect, port: int) -> None:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**clean, **_environment(server.home)},
+            env={**clean, **_environment(server.home, port)},
         )
     record = {"pid": process.pid, "ticks": start_ticks(process.pid), "api_url": server.api_url}
     write_json(server.home / "kept.json", record)

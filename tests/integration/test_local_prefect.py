@@ -68,6 +68,7 @@ def test_records_outlive_the_server_and_a_killed_runs_state_is_put_right(home):
     with local_prefect(home) as server:
         assert server.owned
         assert "<html" in call(server.ui_url).body
+        assert call(f"{server.ui_url}/ui-settings").body["api_url"] == server.api_url
         assert call(f"{server.api_url}/admin/settings").body["server"]["analytics_enabled"] is False
         killed = python(LOST, "run", env=server.environment())
         assert killed.stdout.readline() == "running\n"
