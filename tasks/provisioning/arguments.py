@@ -14,7 +14,8 @@ from tasks.provisioning.settings import MtpSettings
 RENAMED_MAMBA_STRATEGY = (0, 5, 14)
 """--mamba-scheduler-strategy became --mamba-radix-cache-strategy (the old name is gone from 0.5.20)."""
 RENAMED_GRAPH_SIZE = (0, 5, 17)
-"""--cuda-graph-max-bs became --cuda-graph-max-bs-decode (0.5.17 lists only the new one; the old is gone from 0.5.20)."""
+"""--cuda-graph-max-bs became --cuda-graph-max-bs-decode (0.5.17 lists only the new one; the old is gone from
+0.5.20)."""
 SPEC_V2_DEFAULT = (0, 5, 14)
 """Before this release SGLANG_ENABLE_SPEC_V2 chooses the overlapping speculative worker; later it is ignored."""
 IMAGE_TRANSPORT = ((0, 5, 17), (0, 5, 18))
@@ -131,8 +132,8 @@ def _parsers(model: Model) -> list[tuple[str, ...]]:
 
 
 def _cache(numbers: tuple[int, ...], model: Model, config: StartConfig) -> list[tuple[str, ...]]:
-    """Radix cache off for unique prompts: most recorded defects are in its state tracking. With it, MTP on a hybrid model
-    needs extra_buffer (0.5.11 refuses to start otherwise, and refuses extra_buffer without it)."""
+    """Radix cache off for unique prompts: most recorded defects are in its state tracking. With it, MTP on a hybrid
+    model needs extra_buffer (0.5.11 refuses to start otherwise, and refuses extra_buffer without it)."""
     if not config.radix and not config.hierarchical:
         return [("--disable-radix-cache",)]
     flags: list[tuple[str, ...]] = []

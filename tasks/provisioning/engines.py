@@ -18,14 +18,15 @@ REQUIREMENTS = "docker/requirements-sglang.txt"
 def refuse_simulation(environments: Sequence[Mapping[str, str]], allowed: float | None) -> None:
     """SGLANG_SIMULATE_ACC_LEN makes the server answer with meaningless tokens at a made-up acceptance length.
 
-    Raises ServerError when it is set anywhere; only a GPU test may ask for it, by argument, and what it makes is labelled.
+    Raises ServerError when it is set anywhere; only a GPU test may ask for it, by argument, and what it makes is
+    labelled.
     """
     if allowed is not None:
         return
     found = sorted({name for env in environments for name in env if name.startswith(SIMULATION_PREFIX)})
     if found:
         raise ServerError(
-            f"{', '.join(found)} is set: with it SGLang overwrites what the model says, and the data set would be garbage. "
+            f"{', '.join(found)} is set: with it SGLang overwrites what the model says: the data would be garbage. "
             "Unset it"
         )
 
@@ -53,8 +54,9 @@ def docker_command(
     mounts: Sequence[str] = (),
     docker: str = "docker",
 ) -> CommandLine:
-    """`docker run` in the foreground, so that its log is the server's. The port is published on loopback only; the container
-    is removed with the run by `docker rm -f`, since a signal to the client does not reach it when it is killed."""
+    """`docker run` in the foreground, so that its log is the server's. The port is published on loopback only; the
+    container is removed with the run by `docker rm -f`, since a signal to the client does not reach it when it is
+    killed."""
     device = "device=" + ",".join(gpus) if gpus else "all"
     command = [docker, "run", "--rm", "--name", container, "--label", "drafter-regen=1", "--init"]
     command += ["--gpus", f'"{device}"' if "," in device else device, "--ipc", "host"]
@@ -79,8 +81,8 @@ def default_image(version: str) -> str:
 def sglang_python(serving: ServingSettings, say: Callable[[str], None]) -> tuple[str, str]:
     """(interpreter, installed SGLang version). Makes an environment with `uv` where none is named.
 
-    Its exact pins of torch, transformers and openai must not enter this project's environment, so it is always another one.
-    Raises ServerError saying what to install.
+    Its exact pins of torch, transformers and openai must not enter this project's environment, so it is always
+    another one. Raises ServerError saying what to install.
     """
     if serving.python:
         python = shutil.which(serving.python) or serving.python

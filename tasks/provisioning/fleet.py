@@ -1,7 +1,7 @@
 """Open the servers of one run, whichever mode they come from; `Fleet` (keeper.py) then looks after them.
 
-Order for our own servers: leftovers of dead runs, locks on the GPUs, a memory plan, then the first server with the ladder
-and the others beside each other with the configuration that worked.
+Order for our own servers: leftovers of dead runs, locks on the GPUs, a memory plan, then the first server with the
+ladder and the others beside each other with the configuration that worked.
 """
 
 import os
@@ -18,8 +18,8 @@ from tasks.errors import ServerError
 from tasks.provisioning.engines import refuse_simulation
 from tasks.provisioning.gpus import GpuReader, choose, groups, read_nvidia_smi
 from tasks.provisioning.keeper import Fleet, Member
-from tasks.provisioning.launcher import CommandLine
 from tasks.provisioning.ladder import Limits
+from tasks.provisioning.launcher import CommandLine
 from tasks.provisioning.parity import take_reference
 from tasks.provisioning.reaper import find_leftovers, lock_gpus
 from tasks.provisioning.settings import ServingSettings
@@ -66,10 +66,11 @@ def open_fleet(
 ) -> Fleet:
     """Every server answers and is watched when this returns. Blocks for minutes: call it in a thread.
 
-    `gpus`: what the sensors read (a reader is asked again after a crash), else `nvidia-smi` is. `max_tokens`: the longest
-    answer, which one request's context must hold. `cancel` set from elsewhere ends the start.
+    `gpus`: what the sensors read (a reader is asked again after a crash), else `nvidia-smi` is. `max_tokens`: the
+    longest answer, which one request's context must hold. `cancel` set from elsewhere ends the start.
     `simulate_accept_length` is for GPU tests only and marks every server as simulated.
-    Raises ServerError where a server cannot be had, SpecError or TargetError where the settings or the model do not fit.
+    Raises ServerError where a server cannot be had, SpecError or TargetError where the settings or the model do not
+    fit.
     """
     refuse_simulation((os.environ, serving.env), simulate_accept_length)
     reader = gpus if callable(gpus) else (lambda: gpus) if gpus else read_nvidia_smi

@@ -1,7 +1,7 @@
 """The servers of one run, watched until it ends.
 
-One thread a server looks after it: a dead or hung one is ended with its whole process group, its GPU memory is seen to be
-free, and it is started again, up to a budget. Whoever subscribed is told.
+One thread a server looks after it: a dead or hung one is ended with its whole process group, its GPU memory is seen
+to be free, and it is started again, up to a budget. Whoever subscribed is told.
 """
 
 import logging
@@ -115,7 +115,7 @@ class Fleet:
         if self.members and all(member.lost for member in self.members):
             reasons = "; ".join(f"{m.server.name}: {m.down}" for m in self.members)
             raise ServerError(
-                f"every server is lost ({reasons}); read their logs, then start the run again: it continues where it is",
+                f"every server is lost ({reasons}); read their logs, then start the run again (it continues)",
                 self.members[0].server.log_path,
             )
         return list(self.events)

@@ -8,7 +8,10 @@ from tasks.provisioning.startup import Diagnosis, Failure
 
 MAX_FRACTION = 0.975
 MIN_FRACTION = 0.10
-GIB_PATTERN = r"Tried to allocate ([\d.]+) (GiB|MiB)\. GPU \d+ has a total capacity of ([\d.]+) GiB of which ([\d.]+) (GiB|MiB) is free"
+GIB_PATTERN = (
+    r"Tried to allocate ([\d.]+) (GiB|MiB)\. "
+    r"GPU \d+ has a total capacity of ([\d.]+) GiB of which ([\d.]+) (GiB|MiB) is free"
+)
 
 OPTIONAL_FLAGS = frozenset(
     {
@@ -25,7 +28,7 @@ OPTIONAL_FLAGS = frozenset(
 """Flags without which a server still does its work, should a version have renamed them."""
 
 HOPELESS = {
-    Failure.OOM_WEIGHTS: "use more GPUs for one server (serving.tensor_parallel), FP8 (serving.allow_fp8) or a larger card",
+    Failure.OOM_WEIGHTS: "more GPUs for a server (serving.tensor_parallel), FP8 (serving.allow_fp8) or a larger card",
     Failure.GPU_OCCUPIED: "end the other processes on these GPUs",
     Failure.NO_MODULE: "install sglang in the environment that serving.python names",
     Failure.NO_DRIVER: "this machine shows no usable NVIDIA GPU to SGLang: check nvidia-smi and CUDA_VISIBLE_DEVICES",

@@ -93,7 +93,7 @@ class Running:
         except queue.Empty:
             self.stop()
             raise ServerError(
-                f"the supervisor of {self.launch.name} did not start a process in {timeout_s:.0f} s; is the machine overloaded?"
+                f"the supervisor of {self.launch.name} started nothing in {timeout_s:.0f} s; is the machine overloaded?"
             ) from None
 
     def stop(self, timeout_s: float = 90.0) -> Exit | None:

@@ -1,4 +1,5 @@
-"""Is speculation on, and does it pay? Arguments say what was asked for, the log what was captured, a probe what is accepted.
+"""Is speculation on, and does it pay? Arguments say what was asked for, the log what was captured, a probe what is
+accepted.
 
 Acceptance length counts the bonus token: 1.0 means that nothing was accepted, steps + 1 is the most.
 """
@@ -26,7 +27,8 @@ PROBE_PROMPTS = (
 PROBE_TOKENS = 256
 PROBE_TIMEOUT_S = 300.0
 FULL_SHARE = 0.995
-"""An acceptance this close to the most possible, for long, is not credible (it was seen just before illegal memory access)."""
+"""An acceptance this close to the most possible, for long, is not credible (it was seen just before illegal memory
+access)."""
 COLLAPSE_S = 120.0
 SUSPICIOUS_S = 300.0
 
@@ -215,7 +217,8 @@ def report(judged: Sequence[MtpJudgement], settings: MtpSettings, wanted: bool) 
 
 
 class AcceptWatch:
-    """Watches acceptance during the run: says once when it collapses or stays at the most possible, and when it recovers.
+    """Watches acceptance during the run: says once when it collapses or stays at the most possible, and when it
+    recovers.
 
     Pure: time comes with the readings. Only readings with requests in flight count (the gauge holds its last value).
     """

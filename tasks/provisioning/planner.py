@@ -1,7 +1,8 @@
 """How many requests fit on a GPU, with how much context and which memory fraction: pure arithmetic, no GPU needed.
 
-SGLang's defaults waste a third of an H200 on Qwen3.6-27B with MTP (22 running requests, 37.6 GB free). This plan turns the
-question round: what must stay free is reserved first, and the rest is divided among as many requests as it holds.
+SGLang's defaults waste a third of an H200 on Qwen3.6-27B with MTP (22 running requests, 37.6 GB free). This plan
+turns the question round: what must stay free is reserved first, and the rest is divided among as many requests as it
+holds.
 """
 
 from collections.abc import Iterator
@@ -192,7 +193,8 @@ def _refusals(model: Model, request: Request) -> list[str]:
 
 
 def _reserve(model: Model, request: Request, running: int) -> int:
-    """What must stay free: workspaces, graphs, one prefill chunk's activations, logits; and the draft's passing copies."""
+    """What must stay free: workspaces, graphs, one prefill chunk's activations, logits; and the draft's passing
+    copies."""
     activations = (
         PREFILL_CHUNK_TOKENS * (2 * model.intermediate // request.tp + 4 * model.hidden) * 2 * model.element_bytes
     )
@@ -299,11 +301,15 @@ def _knobs(model: Model, available: int, request: Request) -> Iterator[str]:
         (request.radix, "serving.radix_cache: false", {"radix": False}),
         (request.need_tokens > 8192, "sampling.max_tokens or serving.context_tokens of 8192", {"need_tokens": 8192}),
         (request.mean_tokens > 2048, "serving.mean_tokens of 2048", {"mean_tokens": 2048}),
-        (True, f"serving.tensor_parallel: {request.tp * 2}", {"tp": request.tp * 2}),
+        *((True, f"serving.tensor_parallel: {n}", {"tp": n}) for n in (2, 4, 8) if n > request.tp),
         (bf16, "target.state_dtype: bfloat16 (changes numerics)", {"ssm_bytes": 2}),
         (not request.fp8 and model.halved_by_fp8 > 0, "target.quantization: fp8 (changes the data)", {"fp8": True}),
         (request.draft_tokens > 0, "target.mtp: false (slower)", {"draft_tokens": 0}),
     ]
+    split = False
     for possible, text, change in changes:
+        if "tp" in change and split:
+            continue
         if possible and plan(model, available, replace(request, **change), explain=False).fits:
+            split = split or "tp" in change
             yield text

@@ -1,9 +1,10 @@
 """How SGLang divides GPU memory at start: the formulas of three generations, for one GPU of a tensor-parallel group.
 
 Sources: 0.5.11 `model_runner_kv_cache_mixin.py` L54-135, L180-192, L700-722; 0.5.23 `kv_cache_configurator.py`
-L3128-3410. 0.5.17 is neither: its rule was fitted to seven recorded starts on an H200 (weights include the draft and its
-passing copies of embedding and head, KV per token does not include the draft's; the budget counts a whole convolution
-window for each drafted token, but the windows that are allocated overlap). Versions between are taken as the older generation that they follow. All in bytes.
+L3128-3410. 0.5.17 is neither: its rule was fitted to seven recorded starts on an H200 (weights include the draft and
+its passing copies of embedding and head, KV per token does not include the draft's; the budget counts a whole
+convolution window for each drafted token, but the windows that are allocated overlap). Versions between are taken as
+the older generation that they follow. All in bytes.
 """
 
 from dataclasses import dataclass
@@ -171,7 +172,8 @@ def _states(model: Model, version: Generation, rest: float, layout: Layout, want
 
 
 def default_fraction(total: int, mtp: bool, vision: bool, tp: int = 1) -> float:
-    """--mem-fraction-static when it is not given (0.5.11 `server_args.py` L1294-1475, with 3 MB a graph size as recorded)."""
+    """--mem-fraction-static when it is not given (0.5.11 `server_args.py` L1294-1475, with 3 MB a graph size as
+    recorded)."""
     total_mb = total / (1 << 20)
     steps = ((20_000, 2048, 8), (35_000, 2048, 24), (60_000, 4096, 32), (160_000, 8192, 256))
     chunk, graphs = next(((c, g) for limit, c, g in steps if total_mb < limit), (16_384, 512))

@@ -1,7 +1,7 @@
 """What dead runs left on this node: server processes, containers, locks. And the lock that keeps two runs off one GPU.
 
-A run that Prefect marked CRASHED may still be alive, so the lock is the kernel's (flock), not a database's: it lasts exactly
-as long as the flow or one of its supervisors lives.
+A run that Prefect marked CRASHED may still be alive, so the lock is the kernel's (flock), not a database's: it lasts
+exactly as long as the flow or one of its supervisors lives.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ class Leftover:
     def __str__(self) -> str:
         what = "ended it" if self.ended else "its supervisor is alive" if self.supervised else "left alone"
         return (
-            f"server {self.name} of run {self.run_id or '?'} (pid {self.pid}, port {self.port}, {self.age_s / 60:.0f} min old): "
-            f"{what}"
+            f"server {self.name} of run {self.run_id or '?'} "
+            f"(pid {self.pid}, port {self.port}, {self.age_s / 60:.0f} min old): {what}"
         )
 
 
@@ -122,8 +122,8 @@ def _end(state: dict[str, Any], alive: bool) -> None:
 
 
 class GpuLocks:
-    """One locked file a GPU. The descriptors are handed to the supervisors, so a GPU stays guarded until its server is gone
-    even when the flow was killed."""
+    """One locked file a GPU. The descriptors are handed to the supervisors, so a GPU stays guarded until its server
+    is gone even when the flow was killed."""
 
     def __init__(self, files: Sequence[int] = ()) -> None:
         self.fds = tuple(files)
@@ -166,7 +166,8 @@ def _take(fd: int, path: Path, deadline: float) -> None:
             if time.monotonic() > deadline:
                 holder = os.pread(fd, 4096, 0).decode("utf-8", "replace") or "an unknown run"
                 raise ServerError(
-                    f"GPU {path.stem.removeprefix('gpu-')} is in use by {holder}: a run marked CRASHED may still be alive. "
+                    f"GPU {path.stem.removeprefix('gpu-')} is in use by {holder}: "
+                    "a run marked CRASHED may still be alive. "
                     "Wait for it, end it, or name other GPUs in serving.gpus"
                 ) from None
             time.sleep(0.2)

@@ -94,14 +94,15 @@ def draw(
         executable, version = sglang_python(serving, say)
         if version != serving.sglang_version:
             say(
-                f"sglang {version} is installed (serving.sglang_version says {serving.sglang_version}): its flags are used"
+                f"sglang {version} is installed, serving.sglang_version is {serving.sglang_version}: flags of the former"
             )
     request = request_of(serving, target, model, version, max_tokens, changes)
     plan = smallest_group(model, least_free(gpus), request, len(gpus), serving.tensor_parallel)
     plan = _last_resorts(model, plan, serving, gpus)
     if not plan.fits:
         raise ServerError(
-            f"{target.model} does not fit on {gpus[0].name or 'this GPU'} with {least_free(gpus) / (1 << 30):.1f} GiB free: "
+            f"{target.model} does not fit on {gpus[0].name or 'this GPU'} "
+            f"with {least_free(gpus) / (1 << 30):.1f} GiB free: "
             f"{'; '.join(plan.problems)}. {'What would make it fit: ' + '; '.join(plan.knobs) if plan.knobs else ''}"
         )
     say(f"memory plan: {plan.max_running} running requests, {plan.kv_tokens:,} KV tokens, fraction {plan.fraction}")

@@ -1,4 +1,5 @@
-"""Start one server: wait with progress, recognise a failure, turn the ladder's knob, try again; every try is recorded."""
+"""Start one server: wait with progress, recognise a failure, turn the ladder's knob, try again; every try is
+recorded."""
 
 import threading
 import time
@@ -20,7 +21,8 @@ from tasks.records import Server
 
 POLL_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
-"""SGLang's /health generates a token: about 1 s when sound, 20 s to say 503 when not, so a longer wait tells nothing more."""
+"""SGLang's /health generates a token: about 1 s when sound, 20 s to say 503 when not, so a longer wait tells nothing
+more."""
 WARM_UP_S = 600.0
 """The first request with a temperature above 0 waited 109 s on an H200 while FlashInfer compiled its kernels."""
 LOG_TAIL_BYTES = 4 << 20
@@ -50,7 +52,8 @@ KEPT_ARGUMENTS = (
     "tp_size",
     "version",
 )
-"""Of /server_info: what a baseline's key, the MTP proof and the manifest want. Never the whole: it holds the API key."""
+"""Of /server_info: what a baseline's key, the MTP proof and the manifest want. Never the whole: it holds the API
+key."""
 
 Say = Callable[[str], None]
 
@@ -66,7 +69,7 @@ class Recipe:
     api_key: str = field(default="", repr=False)
     gpu_uuids: tuple[str, ...] = ()
     lock_fds: tuple[int, ...] = ()
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     simulated: bool = False
 
 

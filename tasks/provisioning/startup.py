@@ -69,23 +69,25 @@ FAILURES: tuple[tuple[Failure, str], ...] = (
     (Failure.OOM_POOLS, r"(?:torch\.OutOfMemoryError|CUDA out of memory|CUDA error: out of memory)[^\n]*"),
     (
         Failure.OOM_RUNNING,
-        r"(?:Prefill|Decode) out of memory\.[^\n]*|alloc_req_slots runs out of memory[^\n]*|Can not alloc mamba cache[^\n]*",
+        r"(?:(?:Prefill|Decode) out of memory\.|alloc_req_slots runs out of memory|Can not alloc mamba cache)[^\n]*",
     ),
     (Failure.OOM_RUNNING, r"Not enough space for mamba (?:cache|ping pong)[^\n]*"),
     (Failure.PORT_TAKEN, r"[^\n]*(?:address already in use|Address already in use)[^\n]*"),
-    (Failure.NO_MODULE, r"(?:ModuleNotFoundError|ImportError)[^\n]*|No module named [^\n]*"),
+    (Failure.NO_MODULE, r"(?:^|\n)(?:ModuleNotFoundError|ImportError): [^\n]*|No module named [^\n]*"),
     (
         Failure.NO_DRIVER,
-        r"(?:No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver version is insufficient|No accelerator)[^\n]*",
+        r"(?:No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver version is insufficient)[^\n]*",
     ),
     (
         Failure.MODEL_MISSING,
-        r"(?:OSError|RepositoryNotFoundError|HFValidationError|ValueError)[^\n]*(?:not a local folder|not a valid model|Repo id|does not appear to have|Unrecognized model)[^\n]*",
+        r"(?:OSError|RepositoryNotFoundError|HFValidationError|ValueError)[^\n]*"
+        r"(?:not a local folder|not a valid model|Repo id|does not appear to have|Unrecognized model)[^\n]*",
     ),
     (Failure.WARM_UP, r"Initialization failed\. warmup error:[^\n]*"),
     (
         Failure.SCHEDULER_CRASHED,
-        r"Scheduler hit an exception[^\n]*|Subprocess \S+ \(pid=\d+\) crashed with exit code -?\d+|watchdog timeout[^\n]*",
+        r"Scheduler hit an exception[^\n]*|Subprocess \S+ \(pid=\d+\) crashed with exit code -?\d+"
+        r"|watchdog timeout[^\n]*",
     ),
 )
 """First match wins: causes stand before consequences (every -9 log ends with a line about SIGQUIT)."""
@@ -163,8 +165,8 @@ def milestone(log: str) -> str:
 
 
 def diagnose(log: str, exit_code: int | None) -> Diagnosis:
-    """Why a server ended, or (`exit_code` None) why it is not ready. Never raises; an unknown end is UNKNOWN with the log's
-    last words."""
+    """Why a server ended, or (`exit_code` None) why it is not ready. Never raises; an unknown end is UNKNOWN with the
+    log's last words."""
     for failure, pattern in FAILURES:
         found = re.search(pattern, log)
         if found:

@@ -1,7 +1,7 @@
-"""Health is progress. A wedged scheduler answers /health with 200 and /v1/loads with stale numbers; one that compiles kernels
-fails /health although it is sound. So three things are looked at: whether the process lives, how old the scheduler's heartbeat
-is (/v1/loads: outer timestamp − loads[0].timestamp; at most 0.12 s when healthy, growing second for second when it hangs),
-and whether tokens come while requests are in flight.
+"""Health is progress. A wedged scheduler answers /health with 200 and /v1/loads with stale numbers; one that compiles
+kernels fails /health although it is sound. So three things are looked at: whether the process lives, how old the
+scheduler's heartbeat is (/v1/loads: outer timestamp − loads[0].timestamp; at most 0.12 s when healthy, growing second
+for second when it hangs), and whether tokens come while requests are in flight.
 
 Pure: time comes with the samples.
 """
