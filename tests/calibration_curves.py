@@ -4,6 +4,7 @@ A `CurveDriver` implements LoadDriver on curves. Its clock charges what a real o
 steady state, and going down in concurrency waits until enough answers have ended.
 """
 
+import itertools
 import json
 import math
 import random
@@ -119,7 +120,7 @@ def tabled(points: Mapping[int, float]) -> Callable[[float], float]:
     def value(c: float) -> float:
         if c <= xs[0]:
             return points[xs[0]] * c / xs[0]
-        for low, high in zip(xs, xs[1:], strict=False):
+        for low, high in itertools.pairwise(xs):
             if c <= high:
                 share = math.log(c / low) / math.log(high / low)
                 return points[low] + share * (points[high] - points[low])

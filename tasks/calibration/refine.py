@@ -1,4 +1,4 @@
-"""Where to look between measured levels. Pure functions over {concurrency: stats}; None where nothing is worth a window.
+"""Where to look between measured levels. Pure functions over {concurrency: stats}; None: nothing is worth a window.
 
 Between doublings a curve is interpolated by its shape instead of being halved blindly: a saturating engine is linear in
 (1 / concurrency, 1 / throughput), a maximum is a parabola in log2(concurrency). One window replaces two or three.

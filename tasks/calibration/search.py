@@ -2,7 +2,7 @@
 
 Ramp     double from a pessimistic start while throughput gains. Where the gain ends abruptly rather than by levelling
          off, the middle of the last doubling is measured (a maximum?), then one level beyond (curves have dips, a batch
-         without a captured graph, behind which they rise). A queue, rising retractions or a full KV pool end it at once.
+         without a captured graph, behind which they rise). A queue, rising retractions or a full KV pool end it.
 Refine   see refine.py: what the server really ran, a maximum between doublings, the smallest concurrency that should
          be within `tolerance` of the peak. Highest first: going down means waiting for answers to end.
 Confirm  measure the choice longer while its noise is above the tolerance.
@@ -27,7 +27,7 @@ LEVELLING = 0.35
 MAX_REFINEMENTS = 5
 NOISY = 0.04
 NOISY_REFINEMENTS = 2
-"""Half windows that differ by more than NOISY cannot tell neighbouring levels apart; time is better spent on repeats."""
+"""Half windows noisier than NOISY cannot tell neighbouring levels apart; time is better spent on repeats."""
 
 MAX_CONFIRMATIONS = 4
 """Windows spent on measuring choices longer."""

@@ -2,8 +2,8 @@
 
 SIMULATED servers in simulated seconds (tests/calibration_curves.py), and the sweeps that were recorded on a real H200
 where that data is at hand. The sweep measures every level of a grid of 8 levels an octave (the resolution that the
-search itself refines to) from 1 to the most allowed, upwards, one window each; its best is taken without noise. Settling
-is charged to both: going down waits for answers to end, which only the search has to do.
+search itself refines to) from 1 to the most allowed, upwards, one window each; its best is taken without noise.
+Settling is charged to both: going down waits for answers to end, which only the search has to do.
 `÷ 4/octave` is the time against a sweep of half that resolution, for comparison. Rows marked `stress` have noise of 5 %
 a 20 s window, at which a single window of the sweep itself cannot find the best within 3 %; they are shown, not judged.
 
