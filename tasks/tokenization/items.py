@@ -52,9 +52,9 @@ def read_items(batch: pa.RecordBatch, preserve_thinking: bool, now: datetime | N
     for row, prompt_id in enumerate(batch.column("prompt_id").to_pylist()):
         conversation = [Message(**message) for message in messages[row] or ()]
         entries = range(int(bounds[row]), int(bounds[row + 1]))
-        for order, entry in enumerate(entries):
+        positions = answer_positions(conversation, [plain["content"][entry] for entry in entries])
+        for entry, at in zip(entries, positions, strict=True):
             turn = int(plain["turn"][entry])
-            at = answer_position(conversation, turn, order, len(entries))
             if at is None:
                 reject(prompt_id, turn, Reason.BAD_ROW, f"turn {turn} has no assistant message")
                 continue
@@ -75,12 +75,21 @@ def _answer(values: dict[str, Any]) -> Message:
     return Message("assistant", values["content"] or "", values["reasoning_content"], values["tool_calls"] or None)
 
 
-def answer_position(messages: Sequence[Message], turn: int, order: int, turns: int) -> int | None:
-    """Index of the message that holds a turn's answer: turns count assistant messages from 0, in order."""
+def answer_positions(messages: Sequence[Message], contents: Sequence[str | None]) -> list[int | None]:
+    """Index of the message that holds each turn's answer.
+
+    Every assistant message, in order, when there are as many as turns. Under the turn policy "last" some assistant
+    messages are history that was not asked for: then answers are looked up by their text, from the end.
+    """
     assistants = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    if len(assistants) == turns:
-        return assistants[order]
-    return assistants[turn] if 0 <= turn < len(assistants) else None
+    if len(assistants) == len(contents):
+        return list(assistants)
+    found: list[int | None] = []
+    for content in reversed(contents):
+        while assistants and messages[assistants[-1]].content.strip() != (content or "").strip():
+            assistants.pop()
+        found.append(assistants.pop() if assistants else None)
+    return found[::-1]
 
 
 def _slices(lists: pa.Array) -> Callable[[int], Ids]:

@@ -51,7 +51,7 @@ class RowBuilder:
         ready.sort(key=lambda item: position[id(item)])
         final = [item for item in ready if self._finish(item)]
         tokens = self._assemble(final)
-        methods = Counter(item.method for item in final)
+        methods = Counter(tokens.column("mask_method").to_pylist())
         return Built(tokens, self._rejected(), dict(methods))
 
     def _reject(self, prompt_id: str, turn: int, reason: Reason, detail: str) -> None:
