@@ -76,8 +76,8 @@ def hold_lease(
 ) -> Iterator[Lease]:
     """Hold the data set's lease and renew it from a thread of its own.
 
-    Waits (when `wait`) at most `seconds` for a holder that may be dead; one that renews while we look is alive, which
-    is a StorageError that names it.
+    Waits (when `wait`) at most `seconds` for a holder on another host that may be dead; one that renews while we look,
+    or that runs on this host, is alive, which is a StorageError that names it.
     """
     lease = acquire(store, holder, seconds, wait=wait, clock=clock, sleep=sleep)
     stop = threading.Event()
@@ -112,7 +112,7 @@ def acquire(
                 new = store.put_bytes(LEASE, _dump(fresh), if_match=version, if_none_match=version is None)
                 return Lease(store, fresh, new, clock)
             continue
-        if not wait or (first is not None and version != first):
+        if not wait or _here(found) or (first is not None and version != first):
             raise StorageError(
                 f"{store.url} is in use by {found['holder']}, which renewed its lease for {found['seconds']:.0f} s: "
                 "wait for it to end, or stop it; a crashed run loses its lease by itself"
@@ -153,12 +153,17 @@ def _read(store: Store) -> tuple[dict[str, Any] | None, str | None]:
 def _dead(body: dict[str, Any], now_s: float) -> bool:
     if now_s > float(body["expires_s"]) + (SKEW_S if body["expires_s"] else 0.0):
         return True
-    if body.get("host") != host_name() or "pid" not in body:
+    if not _here(body):
         return False
     try:
         return abs(psutil.Process(int(body["pid"])).create_time() - float(body["started_s"])) > 1.0
     except psutil.Error:
         return True
+
+
+def _here(body: dict[str, Any]) -> bool:
+    """Whether the holder is a process of this host, so that it can be asked about instead of waited for."""
+    return body.get("host") == host_name() and "pid" in body
 
 
 def _process() -> dict[str, Any]:
