@@ -4,6 +4,8 @@ Order for our own servers: leftovers of dead runs, locks on the GPUs, a memory p
 ladder and the others beside each other with the configuration that worked.
 """
 
+import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -11,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
 from tasks.client.capabilities import detect
@@ -30,11 +33,13 @@ from tasks.records import GpuFacts, Server
 from tasks.runs import RunPaths, read_json
 from tasks.settings import TargetSettings
 
-__all__ = ["Fleet", "open_fleet"]
+__all__ = ["Fleet", "open_fleet", "open_fleet_async"]
 
 EMBEDDED_SLOTS = 4
 EMBEDDED_CONTEXT = 8192
 EMBEDDED_PROMPT = 2048
+CANCEL_S = 15.0
+"""Prefect sends SIGKILL 30 s after a cancel; the supervisors would end the servers then too."""
 CHANGES = "serving_changes"
 """Key of record.json: what the ladder changed of the data; a resumed run starts its servers the same way."""
 
@@ -95,6 +100,19 @@ def open_fleet(
     fleet.leftovers = leftovers
     paths.note(server_starts=starter.records, leftovers=leftovers)
     return _watched(fleet)
+
+
+async def open_fleet_async(serving: ServingSettings, target: TargetSettings, paths: RunPaths, **options: Any) -> Fleet:
+    """`open_fleet` in a thread. When the caller is cancelled a start under way is ended before this returns."""
+    cancel = threading.Event()
+    opening = asyncio.ensure_future(asyncio.to_thread(open_fleet, serving, target, paths, cancel=cancel, **options))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        cancel.set()
+        with contextlib.suppress(ServerError, TimeoutError):
+            (await asyncio.wait_for(opening, CANCEL_S)).close()
+        raise
 
 
 def _watched(fleet: Fleet) -> Fleet:

@@ -94,7 +94,7 @@ def draw(
         executable, version = sglang_python(serving, say)
         if version != serving.sglang_version:
             say(
-                f"sglang {version} is installed, serving.sglang_version is {serving.sglang_version}: flags of the former"
+                f"sglang {version} is installed, serving.sglang_version is {serving.sglang_version}: flags of the first"
             )
     request = request_of(serving, target, model, version, max_tokens, changes)
     plan = smallest_group(model, least_free(gpus), request, len(gpus), serving.tensor_parallel)

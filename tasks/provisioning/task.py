@@ -1,17 +1,14 @@
 """Prefect's side of provisioning: nothing here is persisted, since servers of an earlier attempt are gone."""
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.errors import ServerError
 from tasks.provisioning.canary import thinking_canary as ask_canary
-from tasks.provisioning.fleet import Fleet, open_fleet
+from tasks.provisioning.fleet import Fleet, open_fleet_async
 from tasks.provisioning.gpus import GpuReader
 from tasks.provisioning.mtp import mtp_gate as probe_mtp
 from tasks.provisioning.parity import compare
@@ -21,9 +18,6 @@ from tasks.runs import RunPaths
 from tasks.settings import SamplingSettings, TargetSettings
 from tasks.target.text import TargetText
 from tasks.ui import task as ui
-
-STOP_S = 15.0
-"""Prefect sends SIGKILL 30 s after a cancel; the supervisors would end the servers then too."""
 
 
 @task(name="provision", persist_result=False, cache_policy=NO_CACHE)
@@ -35,27 +29,12 @@ async def provision(
     progress: Callable[[str], None] | None = None,
     gpus: GpuReader | None = None,
 ) -> Fleet:
-    """Servers that answer, watched from now on. The caller closes the fleet. A cancelled flow ends a start under
-    way."""
-    cancel = threading.Event()
-    options: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "thinking": sampling.thinking,
-        "progress": progress,
-        "gpus": gpus,
-    }
-    opening = asyncio.ensure_future(asyncio.to_thread(open_fleet, serving, target, paths, cancel=cancel, **options))
-    try:
-        fleet = await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        cancel.set()
-        with contextlib.suppress(ServerError, TimeoutError):
-            (await asyncio.wait_for(opening, STOP_S)).close()
-        raise
-    ui.table("servers", [_row(server) for server in fleet.servers], "The servers of this run")
-    ui.table(
-        "server-starts", [{k: str(v)[:300] for k, v in r.items()} for r in fleet.records], "Every attempt to start"
+    """Servers that answer, watched from now on; the caller closes the fleet. A cancel ends a start under way."""
+    fleet = await open_fleet_async(
+        serving, target, paths, max_tokens=sampling.max_tokens, thinking=sampling.thinking, progress=progress, gpus=gpus
     )
+    ui.table("servers", [_row(server) for server in fleet.servers], "The servers of this run")
+    ui.table("server-starts", [{k: str(v)[:300] for k, v in r.items()} for r in fleet.records], "Every attempt")
     return fleet
 
 
@@ -79,6 +58,6 @@ async def mtp_gate(fleet: Fleet, serving: ServingSettings, target: TargetSetting
     return report
 
 
-def _row(server: Server) -> dict[str, str | int | None]:
+def _row(server: Server) -> dict[str, Any]:
     shown = ("name", "base_url", "engine", "version", "model", "max_running_requests", "context_tokens", "log_path")
-    return {**{name: getattr(server, name) for name in shown}, "gpus": ", ".join(server.gpu_uuids)}
+    return {name: getattr(server, name) for name in shown}
