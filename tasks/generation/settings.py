@@ -36,4 +36,18 @@ class GenerationSettings(Settings):
     client: Literal["auto", "openai", "thin"] = Field("auto", title="Client", description="HTTP path of requests.")
     turn_policy: Literal["every", "last"] = Field("every", title="Turns", description="Assistant turns to regenerate.")
     drop_repetition: bool = Field(True, title="Reject loops", description="Answers that repeat themselves.")
+    retry_base_s: float = Field(0.5, ge=0, title="First wait", description="Seconds; doubles per attempt, with jitter.")
+    retry_most_s: float = Field(30.0, ge=0, title="Longest wait", description="Seconds between two attempts.")
+    fsync_s: float = Field(0.5, gt=0, le=1.0, title="Durable within", description="Seconds an answer may be at risk.")
+    sample_s: float = Field(2.0, gt=0, title="Look every", description="Seconds between looks at a server's counters.")
+    probe_s: float = Field(3.0, gt=0, title="Probe every", description="Seconds between probes of an ejected server.")
+    stall_s: float = Field(
+        180.0,
+        gt=0,
+        title="Stalled after",
+        description="Seconds without a token or heartbeat before a server is ejected (kernels may compile for 110 s).",
+    )
+    no_server_s: float = Field(
+        900.0, gt=0, title="Wait for servers", description="Seconds without any live server before the run fails."
+    )
     breaker: BreakerSettings = Field(default_factory=BreakerSettings, title="Breaker", description="Quality breaker.")
