@@ -33,6 +33,9 @@ def chat_body(server: Server, request: ChatRequest) -> dict[str, Any]:
         body["return_token_ids"] = True
         if server.engine == "sglang":
             body["return_meta_info"] = True
+    elif can.logprob_ids and server.engine == "llama.cpp":
+        # Its logprobs leave out every token that ends inside a character; these two fields give all ids.
+        body.update(verbose=True, return_tokens=True)
     elif can.logprob_ids:
         body["logprobs"] = True
     body.update(request.extra)
