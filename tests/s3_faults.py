@@ -65,7 +65,10 @@ class Proxy:
             await asyncio.sleep(0.2)
         if fault == "damage-request":
             body = flip(body)
-        return await self.forward(request, body, fault)
+        try:
+            return await self.forward(request, body, fault)
+        except aiohttp.ClientConnectionResetError:  # the client was killed
+            return cut(request)
 
     async def forward(self, request: web.Request, body: bytes, fault: str) -> web.StreamResponse:
         headers = [(k, v) for k, v in request.headers.items() if k.lower() not in HOP]

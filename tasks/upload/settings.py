@@ -25,9 +25,3 @@ class PublishSettings(Settings):
     )
     part_mb: int | None = Field(None, ge=5, title="Part size", description="MiB; empty: from the file's size.")
     lease_s: int = Field(900, ge=30, title="Lease", description="A crashed run loses the data set after this.")
-    force_ids: tuple[str, ...] = Field(
-        (), title="Force prompts", description="Prompt ids to regenerate although they are published."
-    )
-    force_reasons: tuple[str, ...] = Field(
-        (), title="Force reasons", description="Regenerate published prompts whose failure or old fault has this code."
-    )

@@ -82,7 +82,7 @@ def upload_documents(store: Store, paths: RunPaths) -> list[FileEntry]:
 
 def _part(paths: RunPaths, chunk: PublishedChunk, counts: Mapping[str, Any]) -> dict[str, Any]:
     data = {entry.kind for entry in chunk.files}
-    if "completions" not in data and "tokens" not in data:
+    if not data & {"completions", "tokens", "failed"}:
         raise VerificationError(f"chunk {chunk.index} of {paths.run_id} was published without data: upload it again")
     files = [asdict(entry) for entry in chunk.files]
     return {"run_id": paths.run_id, "index": chunk.index, "files": files, "counts": dict(counts)}
