@@ -28,7 +28,7 @@ from flows.demo_services import (
     prepare_out,
     terminate_as_interrupt,
 )
-from flows.local_prefect import LocalPrefect
+from flows.local_prefect import LocalPrefect, kept_pid
 from flows.spec import RegenSpec, load_job
 from tasks.errors import SpecError, StorageError
 from tasks.provisioning.embedded import model_path
@@ -116,14 +116,16 @@ def demo(options: DemoOptions, out: Console, status: Console) -> dict[str, Any]:
             summary = run_demo(options, services, spec)
         published = read_back(spec, services.store, options.out / "published")
     result = {**{name: summary[name] for name in RESULT}, **published, **_places(options, services, summary)}
-    out.print(summary_table(result, options.keep_ui))
+    out.print(summary_table(result))
     return result
 
 
-def _places(options: DemoOptions, services: Services, summary: dict[str, Any]) -> dict[str, str]:
+def _places(options: DemoOptions, services: Services, summary: dict[str, Any]) -> dict[str, Any]:
     report = Path(summary["run_dir"]) / "report.html"
+    pid = kept_pid(options.out / "prefect")
     return {
         "out": str(options.out),
         "ui": services.prefect.ui_url,
+        **({"ui_pid": pid} if pid else {}),
         **({"report": str(report)} if report.exists() else {}),
     }

@@ -52,12 +52,14 @@ class _PlainLines:
             self._next_s, self._last = time.monotonic() + PLAIN_EVERY_S, text
 
 
-def summary_table(result: Mapping[str, Any], ui_runs: bool) -> Table:
+def summary_table(result: Mapping[str, Any]) -> Table:
     """Counts and places of one finished demo."""
     table = Table(title=f"Run {result['run_id']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    ui = f"{result['ui']}/runs" if ui_runs else "ended; repeat with --keep-ui to look at every run so far"
+    ui = "ended; repeat with --keep-ui to look at every run so far"
+    if result.get("ui_pid"):
+        ui = f"{result['ui']}/runs, until: kill {result['ui_pid']}"
     rows = {
         "rows read": f"{result['rows']:,}",
         "kept": f"{result['kept']:,}",

@@ -97,13 +97,19 @@ def find_kept(home: Path) -> str | None:
     return url if alive and answers(url) else None
 
 
+def kept_pid(home: Path) -> int | None:
+    """Process id of that server: `kill` ends it."""
+    return int(json.loads((home / "kept.json").read_text())["pid"]) if find_kept(home) else None
+
+
 def end_kept(home: Path) -> bool:
     """End the server that `--keep-ui` left on this home; whether there was one."""
     import psutil
 
-    if find_kept(home) is None:
+    pid = kept_pid(home)
+    if pid is None:
         return False
-    process = psutil.Process(int(json.loads((home / "kept.json").read_text())["pid"]))
+    process = psutil.Process(pid)
     family = [*process.children(recursive=True), process]
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):

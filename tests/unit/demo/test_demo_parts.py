@@ -194,12 +194,26 @@ def test_without_a_terminal_the_first_and_the_last_are_lines():
 
 def test_the_table_tells_counts_and_places():
     names = {"rows": 106, "kept": 92, "rejected": 12, "duplicates": 2, "completed": 90, "done": 90, "failed": 2}
-    result = {**names, "run_id": "r1", "run_dir": "/o/r1", "output_tokens": 9876, "tok_s": 101.2, "ui": "http://u"}
+    result = {
+        **names,
+        "run_id": "r1",
+        "run_dir": "/o/r1",
+        "output_tokens": 9876,
+        "tok_s": 101.2,
+        "ui": "http://u",
+        "ui_pid": 7,
+    }
     result |= {"store": "s3://regen-demo/demo", "manifest": "/o/published/manifest.json"}
     console = Console(file=io.StringIO(), width=100)
-    console.print(summary_table(result, ui_runs=True))
+    console.print(summary_table(result))
     text = console.file.getvalue()
-    for shown in ("106", "12, and 2 duplicates", "90 of 92 kept; 2 failed", "9,876, 101 tok/s", "http://u/runs"):
+    for shown in (
+        "106",
+        "12, and 2 duplicates",
+        "90 of 92 kept; 2 failed",
+        "9,876, 101 tok/s",
+        "http://u/runs, until: kill 7",
+    ):
         assert shown in text
 
 
