@@ -38,8 +38,8 @@ TAG = "regen-demo"
 LEASE_S = 60
 """Seconds after which a killed demo's claim on the data set ends, if nobody proves earlier that it is gone."""
 
-RESULT = ("run_id", "run_dir", "rows", "kept", "rejected", "duplicates", "completed", "done", "failed")
-RESULT += ("output_tokens", "tok_s")
+COUNTS = ("rows", "kept", "rejected", "duplicates", "completed", "done", "failed", "output_tokens", "tok_s")
+RESULT = ("run_id", "run_dir", *COUNTS)
 """What the last line takes from the flow's summary."""
 
 
