@@ -15,8 +15,8 @@ from tasks.validation.units import Source, Unit
 
 CHAT_COLUMNS = ("messages", "conversations", "conversation", "turns", "prompt", "system", "tools", *ANSWER_COLUMNS)
 ID_COLUMNS = ("id", "uuid", "conversation_id", "question_id", "prompt_id", "primary_id")
-BATCH_ROWS = 8192
-"""Rows read at a time inside a Parquet row group: a group of any size streams."""
+BATCH_ROWS = 2048
+"""Rows decoded at a time inside a Parquet row group: a group of any size streams, and a batch stays in cache."""
 
 
 def schema_of(source: Source) -> pa.Schema:

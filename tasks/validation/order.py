@@ -15,8 +15,9 @@ FOLLOWS = {
 
 def check_order(turns: Sequence[Turn]) -> None:
     """system? (user (assistant (tool+ assistant)*)?)*; raises RowError."""
-    if not any(turn[0] == "user" for turn in turns):
-        raise RowError(Reason.NO_USER_TURN, "roles: " + ", ".join(turn[0] for turn in turns[:8]))
+    roles = [turn[0] for turn in turns]
+    if "user" not in roles:
+        raise RowError(Reason.NO_USER_TURN, "roles: " + ", ".join(roles[:8]))
     before = ""
     called = False
     for index, (role, content, _, calls, _, _) in enumerate(turns):
@@ -29,7 +30,7 @@ def check_order(turns: Sequence[Turn]) -> None:
             raise RowError(Reason.BAD_ROLE_ORDER, f"{role} after {before} at position {index}")
         elif role == "tool" and not called:
             raise RowError(Reason.BAD_ROLE_ORDER, f"a tool turn at position {index} that no call asked for")
-        if role == "user" and not content.strip():
+        if role == "user" and (not content or content.isspace()):
             raise RowError(Reason.EMPTY_USER_TURN, f"the user turn at position {index} has no text")
         if role != "tool":
             called = calls is not None

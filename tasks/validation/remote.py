@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.errors import DatasetError, StorageError
-from tasks.storage import open_store
 from tasks.validation.settings import SourceSettings
 
 HUB_BATCH = 1000
@@ -23,6 +22,8 @@ def from_bucket(
 
     Raises DatasetError when the bucket cannot be read or holds nothing that fits.
     """
+    from tasks.storage import open_store
+
     bucket, _, key = url.removeprefix("s3://").partition("/")
     try:
         store = open_store(f"s3://{bucket}", endpoint_url=settings.s3_endpoint_url)

@@ -10,6 +10,9 @@ from tasks.validation.reasons import Reason, RowError
 SURE_CHARACTERS = 64
 """Characters a token of the floor beyond which text is not counted: no ordinary token is that long."""
 
+WORDS = 4
+"""Words a token of the floor beyond which text is not counted either."""
+
 _PIECES = re.compile(r"[A-Za-z0-9]{1,8}|[^\sA-Za-z0-9]")
 
 
@@ -32,6 +35,9 @@ class Judge:
             return max(enough, 1)
         if not text:
             return 0
+        # A word is at least one token of any pre-tokenizer that splits at white space, and four words surely are.
+        if len(text.split(None, WORDS * enough)) > WORDS * enough:
+            return enough
         return self.count(text) if self.count else len(_PIECES.findall(text))
 
 

@@ -61,7 +61,8 @@ def bounds(partitions: int) -> list[str]:
 
 def write_kept(path: Path, collected: Collected, partitions: int) -> None:
     """One record batch a partition, in order."""
-    ordered = sorted(collected.kept, key=itemgetter(0, 3))
+    # Rows were collected in order, and sorting is stable: equal ids stay in row order.
+    ordered = sorted(collected.kept, key=itemgetter(0))
     batch = _batch(ordered, collected.source_index)
     ids = [entry[0] for entry in ordered]
     cuts = [0, *(bisect_left(ids, bound) for bound in bounds(partitions)), len(ids)]

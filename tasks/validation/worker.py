@@ -107,6 +107,9 @@ def _first(found: Iterator[tuple[int, Any]], end: int) -> Iterator[tuple[int, An
 def _row_id(value: Any) -> str | None:
     if type(value) is not dict:
         return None
+    found = value.get("id")
+    if type(found) is str and len(found) <= 200 and found.isascii():
+        return found
     found = next((value[name] for name in ID_FIELDS if value.get(name) is not None), None)
     return None if found is None else str(found)[:200].encode("utf-8", "replace").decode()
 
