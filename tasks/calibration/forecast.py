@@ -29,6 +29,9 @@ WIDEN = 1.08
 """Intervals are widened by this power around the median: over 300 simulated heavy-tailed runs (seeds other than the
 benchmark's) the bootstrap's 90 % intervals held the truth in 88 %; the longest answers are those not yet seen."""
 
+SAMPLED = 10_000
+"""From this many lengths on they are taken for a sample of all that finished; fewer may lack those of earlier runs."""
+
 EXACT_PENDING = 3
 """Below this many waiting prompts a slot, slots are simulated one by one; above, the equilibrium law holds."""
 
@@ -63,12 +66,14 @@ def forecast(
     max_tokens: int | None = None,
     rates: Rates | None = None,
     replicates: int = REPLICATES,
+    finished: int | None = None,
     seed: int = 0,
 ) -> Forecast | None:
     """Forecast of `remaining` prompts without an answer, `len(censored)` of which are in flight.
 
     `lengths`: output tokens of finished prompts; `censored`: output tokens so far of those in flight. None while
-    nothing has finished or the throughput is unknown: no number is better than a made-up one.
+    nothing has finished or the throughput is unknown: no number is better than a made-up one. `finished`: how many
+    have finished, when `lengths` is a sample of them.
     """
     rates = rates or Rates(tok_s, concurrency_total)
     if not len(lengths) or tok_s <= 0 or concurrency_total < 1:
@@ -77,7 +82,8 @@ def forecast(
         return _finished(rates)
     rng = np.random.default_rng(seed)
     ages = np.asarray(censored, float)[:remaining]
-    survival = estimate(lengths, list(ages), max_tokens, replicates, rng)
+    weight = max(1.0, (finished or 0) / len(lengths)) if len(lengths) >= SAMPLED else 1.0
+    survival = estimate(lengths, list(ages), max_tokens, replicates, rng, weight)
     pending = remaining - len(ages)
     residuals = _residuals(survival, ages, rng)
     if pending <= EXACT_PENDING * concurrency_total:
@@ -158,7 +164,7 @@ def speed(running: Array, rates: Rates) -> Array:
         return np.full(len(running), full)
     at, each = np.array([c for c, _ in points]), np.array([v for _, v in points])
     scale = full / np.interp(np.log(rates.concurrency), np.log(at), each)
-    return np.interp(np.log(running), np.log(at), each) * scale
+    return np.asarray(np.interp(np.log(running), np.log(at), each) * scale)
 
 
 def _result(remaining: int, tokens: Array, seconds: Array, rates: Rates) -> Forecast:

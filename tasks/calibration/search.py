@@ -35,6 +35,9 @@ MAX_CONFIRMATIONS = 4
 CONFIDENT = 0.6
 """The choice's relative standard error may be this share of the tolerance."""
 
+MOST_WINDOWS = 60
+"""A search takes 10 to 25; a driver that never measures what it was asked for must not keep one for ever."""
+
 MAX_UNUSABLE = 2
 """Windows at one level that may fail to become steady before the search gives up on going higher."""
 
@@ -62,6 +65,8 @@ class Search:
         self._stopped = ""
         self._starved = False
         self._levelled = False
+        self._ended = False
+        self._asked: Step | None = None
 
     @property
     def windows(self) -> Sequence[LoadWindow]:
@@ -96,14 +101,27 @@ class Search:
         return stats.tok_s if stats else 0.0
 
     def observe(self, window: LoadWindow) -> None:
-        """Take one window; its `concurrency` says which level it belongs to."""
+        """Take one window; its `concurrency` says which level it belongs to, whatever was asked for."""
         self._windows.append(window)
         self._starved = self._starved or window.starved
+        if self._asked is not None and window.concurrency < self._asked.concurrency:
+            self._stopped = self._stopped or (
+                f"the engine backed off from {self._asked.concurrency} to {window.concurrency} in flight"
+            )
+
+    def finish(self, reason: str) -> None:
+        """End the search from outside, for example because too few prompts are left."""
+        self._stopped = "; ".join(part for part in (self._stopped, reason) if part)
+        self._ended = True
 
     def next(self) -> Step | None:
         """What to measure next; None when the choice stands."""
-        if self._starved:
+        if self._starved or self._ended or len(self._windows) >= MOST_WINDOWS:
             return None
+        self._asked = self._decide()
+        return self._asked
+
+    def _decide(self) -> Step | None:
         if self._windows and not usable(self._windows[-1]):
             return self._unusable()
         if self._windows and (half := self._other_half()) is not None:

@@ -49,7 +49,7 @@ class Survival:
 
     def mean(self) -> Array:
         """Mean length of each replicate: the integral of S."""
-        return np.trapezoid(self.values, self.grid, axis=1)
+        return np.asarray(np.trapezoid(self.values, self.grid, axis=1))
 
     def variance(self) -> Array:
         """Variance of one length, of each replicate: 2 * integral of x S - mean^2."""
@@ -57,17 +57,26 @@ class Survival:
         return np.maximum(0.0, second - self.mean() ** 2)
 
     def residual(self) -> Array:
-        """Cumulative distribution of the remaining length of an answer met at random (equilibrium law), by replicate."""
+        """Distribution function of the remaining length of an answer met at random (equilibrium law), by replicate."""
         steps = np.diff(self.grid) * (self.values[:, 1:] + self.values[:, :-1]) / 2
         total = np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
         return np.asarray(total / np.maximum(total[:, -1:], 1e-12))
 
 
 def estimate(
-    lengths: Sequence[float], censored: Sequence[float], cap: float | None, replicates: int, rng: np.random.Generator
+    lengths: Sequence[float],
+    censored: Sequence[float],
+    cap: float | None,
+    replicates: int,
+    rng: np.random.Generator,
+    weight: float = 1.0,
 ) -> Survival:
-    """Replicates of the survival function of output lengths (tokens); `cap` is the output limit of an answer."""
+    """Replicates of the survival function of output lengths (tokens); `cap` is the output limit of an answer.
+
+    `weight`: finished answers that each of `lengths` stands for, when they are a sample and `censored` is complete.
+    """
     times, deaths, counts = binned(np.asarray(lengths, float), np.asarray(censored, float))
+    counts = np.where(deaths, counts * weight, counts)
     top = cap if cap else UNCAPPED_FACTOR * max(1.0, float(np.mean(lengths)))
     top = max(top, float(times[-1]) * (1.0 + 1e-9))
     grid = np.concatenate([[0.0], np.geomspace(1.0, top, GRID)])
@@ -195,4 +204,4 @@ def _covariance(loss: Callable[[Array], float], at: Array, step: float = 0.01) -
         covariance = np.linalg.inv((hessian + hessian.T) / 2)
     except np.linalg.LinAlgError:
         return None
-    return covariance if np.all(np.linalg.eigvalsh(covariance) > 0) else None
+    return np.asarray(covariance, float) if np.all(np.linalg.eigvalsh(covariance) > 0) else None
