@@ -67,6 +67,18 @@ def describe(value: tuple[float, ...] | None, unit: str = "") -> str:
     return f"{median} {unit}".rstrip() + f" ({low} to {high})"
 
 
+def rows_of(forecast: Forecast) -> list[dict[str, str]]:
+    """The forecast as a table."""
+    hours = tuple(seconds / 3600 for seconds in forecast.time_s)
+    pairs = [
+        ("time that remains", describe(hours, "h")),
+        ("output tokens to come", describe(forecast.tokens)),
+        ("energy, kWh", describe(forecast.energy_kwh)),
+        ("cost", describe(forecast.cost)),
+    ]
+    return [{"what": name, "median (90 % interval)": value} for name, value in pairs if value != "unknown"]
+
+
 def _report(verdict: str, level: Level, summary: str, checks: list[Expectation], details: dict[str, Any]) -> GateReport:
     steps = NEXT_STEPS if level is Level.CRITICAL else ()
     return GateReport("budget", verdict, level, "enforce", summary, tuple(checks), steps, details)

@@ -16,6 +16,9 @@ from tasks.runs import read_json, write_json
 ETA_EVERY_S = 20.0
 """An estimate costs about 50 ms; once in this many seconds is far below 1 % of a core."""
 
+HISTORY_SHARE = 0.005
+"""A forecast is kept for the report each time this share of the prompts was settled."""
+
 ETA_REPLICATES = 150
 
 
@@ -69,7 +72,8 @@ class Outlook:
         self._made_at = now
         rates = replace(self._rates, tok_s=progress.tok_s or self._rates.tok_s)
         self.latest = estimate(progress, lengths, ages, rates, self._max_tokens, ETA_REPLICATES)
-        if self.latest is not None:
+        noted = self.history[-1]["done"] if self.history else -progress.total
+        if self.latest is not None and progress.done - noted >= HISTORY_SHARE * progress.total:
             self.history.append(made(self.latest, progress))
         return self.latest
 

@@ -222,6 +222,15 @@ def stragglers(result: CalibrationResult) -> dict[str, float]:
     return {name: speed / usual for name, speed in speeds.items() if speed < STRAGGLER * usual}
 
 
+def describe(result: CalibrationResult) -> str:
+    """One line: what was chosen and why the search ended."""
+    chosen = ", ".join(f"{name} {limit}" for name, limit in result.limits.items())
+    slow = "".join(f", {name} at {share:.0%} of the others" for name, share in stragglers(result).items())
+    kept = " (kept from before)" if result.cached else ""
+    reason = f": {result.stopped_because}" if result.stopped_because else ""
+    return f"{chosen} in flight, {result.tok_s:,.0f} tok/s{kept}{slow}{reason}"
+
+
 def table(result: CalibrationResult) -> list[dict[str, Any]]:
     """One row a server and level, as people read it: field definitions are in metrics.py."""
     rows = []
