@@ -30,7 +30,7 @@ def show(result: ValidationResult, settings: SourceSettings, console: Console | 
         body.append(Text("gate is monitor: reported, not enforced", style="dim"))
     screen.print(Panel(Group(*body), title=f"{mark} {result.report.verdict}", border_style=colour))
     if tokens:
-        screen.print(_histogram(tokens["histogram"], settings.min_content_tokens))
+        screen.print(_histogram(tokens["histogram"]))
     if result.reasons or result.duplicates or result.regenerate_reasons:
         screen.print(_reasons(result))
     found = examples(Path(result.rejected_path), each=2)
@@ -46,20 +46,21 @@ def _sums(result: ValidationResult) -> Text:
     return Text(f"{result.rows:,} rows = {shown}")
 
 
-def _histogram(histogram: list[list[int]], floor: int) -> Table:
-    table = Table(box=None, title="supervised tokens a sample", title_justify="left", padding=(0, 1))
+def _histogram(histogram: list[list[int]]) -> Table:
+    table = Table(
+        box=None, title="supervised tokens a sample (red: below the floor)", title_justify="left", padding=(0, 1)
+    )
     table.add_column("tokens", justify="right")
     table.add_column("")
     table.add_column("samples", justify="right")
     table.add_column("", justify="right")
-    names = bin_names([edge for edge, _ in histogram])
-    total, most = max(sum(n for _, n in histogram), 1), max(max(n for _, n in histogram), 1)
-    used = [i for i, (_, n) in enumerate(histogram) if n]
+    names = bin_names([edge for edge, _, _ in histogram])
+    total, most = max(sum(n for _, n, _ in histogram), 1), max(max(n for _, n, _ in histogram), 1)
+    used = [i for i, (_, n, _) in enumerate(histogram) if n]
     for i in range(used[0], used[-1] + 1) if used else ():
-        count = histogram[i][1]
-        right = histogram[i + 1][0] if i + 1 < len(histogram) else 1 << 62
-        style = "red" if right - 1 < floor else "green"
-        bar = Text("█" * max(round(BAR * count / most), 1 if count else 0), style=style)
+        _, count, below = histogram[i]
+        red, width = round(BAR * below / most), max(round(BAR * count / most), 1 if count else 0)
+        bar = Text("█" * red, style="red").append("█" * (width - red), style="green")
         table.add_row(names[i], bar, f"{count:,}", f"{count / total:.1%}")
     return table
 

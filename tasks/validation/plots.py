@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from textwrap import wrap
 
 import altair as alt
 import polars as pl
@@ -15,22 +16,30 @@ def bin_names(edges: Sequence[int]) -> list[str]:
 
 
 def histogram_png(histogram: Sequence[Sequence[int]], floor: int, summary: str) -> bytes:
-    """A bar a bin of supervised tokens a sample; bins that lie wholly below the floor stand out in red."""
-    edges = [int(edge) for edge, _ in histogram]
-    total = max(sum(count for _, count in histogram), 1)
-    rights = [*edges[1:], 1 << 62]
+    """A bar a bin of supervised tokens a sample; samples below the floor of content tokens stand out in red.
+
+    `histogram` is that of `tally.describe`: [left edge, samples, samples below the floor].
+    """
+    names = bin_names([edge for edge, _, _ in histogram])
+    total = max(sum(count for _, count, _ in histogram), 1)
+    kinds = ("below the floor", "may teach")
     frame = pl.DataFrame(
         {
-            "bin": bin_names(edges),
-            "samples": [int(count) for _, count in histogram],
-            "share": [f"{count / total:.0%}" if count / total >= 0.005 else "" for _, count in histogram],
-            "kind": ["below the floor" if right - 1 < floor else "may teach" for right in rights],
+            "bin": [name for name in names for _ in kinds],
+            "samples": [n for _, count, below in histogram for n in (below, count - below)],
+            "kind": list(kinds) * len(names),
         }
     )
-    x = alt.X("bin:N", sort=bin_names(edges), title="supervised tokens a sample (template scaffold included)")
-    scale = alt.Scale(domain=["below the floor", "may teach"], range=["#c0392b", "#2e7d5b"])
-    base = alt.Chart(frame).encode(x=x, y=alt.Y("samples:Q", title="samples"))
-    bars = base.mark_bar().encode(color=alt.Color("kind:N", scale=scale, title=f"floor {floor} content tokens"))
-    labels = base.mark_text(dy=-6, fontSize=11).encode(text="share:N")
-    chart = (bars + labels).properties(width=720, height=300, title=summary)
+    shares = [f"{count / total:.0%}" if count / total >= 0.005 else "" for _, count, _ in histogram]
+    tops = pl.DataFrame({"bin": names, "samples": [count for _, count, _ in histogram], "share": shares})
+    x = alt.X("bin:N", sort=names, title="supervised tokens a sample (template scaffold included)")
+    y = alt.Y("samples:Q", title="samples")
+    colour = alt.Color(
+        "kind:N",
+        scale=alt.Scale(domain=list(kinds), range=["#c0392b", "#2e7d5b"]),
+        title=f"floor: {floor} content tokens",
+    )
+    bars = alt.Chart(frame).mark_bar().encode(x=x, y=y, color=colour)
+    labels = alt.Chart(tops).mark_text(dy=-6, fontSize=11).encode(x=x, y=y, text="share:N")
+    chart = (bars + labels).properties(width=720, height=300, title=wrap(summary, 95))
     return bytes(vl_convert.vegalite_to_png(chart.to_json(), scale=1.5))

@@ -145,7 +145,10 @@ def _rejected_table(part: TokenPart, twins: dict[int, str], floor: int) -> pa.Ta
 
 
 def describe(parts: Sequence[TokenPart], floor: int) -> dict[str, Any]:
-    """Sums, quantiles, the most common mask and the histogram, over rows whose arrays could be judged."""
+    """Sums, the median, the most common mask and the histogram, over rows whose arrays could be judged.
+
+    `histogram` holds [left edge in supervised tokens, rows, rows of them below the floor of content tokens].
+    """
 
     def column(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(part, name) for part in parts])
@@ -158,6 +161,7 @@ def describe(parts: Sequence[TokenPart], floor: int) -> dict[str, Any]:
     common = pairs[int(counts.argmax())]
     bins = np.searchsorted(HISTOGRAM_EDGES, supervised, side="right") - 1
     histogram = np.bincount(bins, minlength=len(HISTOGRAM_EDGES))
+    empty = np.bincount(bins[supervised - scaffold < floor], minlength=len(HISTOGRAM_EDGES))
     return {
         "tokens": int(column("n_tokens").sum(dtype=np.int64)),
         "supervised_tokens": int(supervised.sum(dtype=np.int64)),
@@ -170,5 +174,7 @@ def describe(parts: Sequence[TokenPart], floor: int) -> dict[str, Any]:
             "scaffold": int(common & 0xFFFFFFFF),
             "rows": int(counts.max()),
         },
-        "histogram": [[edge, int(n)] for edge, n in zip(HISTOGRAM_EDGES, histogram, strict=True)],
+        "histogram": [
+            [edge, int(n), int(below)] for edge, n, below in zip(HISTOGRAM_EDGES, histogram, empty, strict=True)
+        ],
     }

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.records import ValidationResult
 from tasks.target.text import TargetText
@@ -18,7 +19,9 @@ from tasks.validation.settings import SourceSettings
 
 
 # A retry would find the same rows; only what is shown is worth remembering, so nothing is persisted.
-@task(name="validation", timeout_seconds=timedelta(hours=12).total_seconds(), retries=0, persist_result=False)
+@task(
+    name="validation", timeout_seconds=timedelta(hours=12).total_seconds(), persist_result=False, cache_policy=NO_CACHE
+)
 async def validate_sources(
     settings: SourceSettings,
     target: TargetText | None,

@@ -107,7 +107,7 @@ def _rejects(sums: Sums, settings: SourceSettings, for_training: bool) -> Expect
 def _next_steps(verdict: str, sums: Sums, for_training: bool) -> list[str]:
     if verdict == "PASSED":
         return []
-    steps = ["Read the examples of each reason below, and rejected.parquet for every row."]
+    steps = ["Read the examples of each reason; the file of rejected rows names every row."]
     if for_training and any(sums.reasons.get(code.value) for code in RESPONSE_REASONS):
         steps.append("The prompts are not waste: `regen run` regenerates the responses with the target itself.")
     if verdict == "TOO_MANY_REJECTS":
