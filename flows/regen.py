@@ -1,10 +1,10 @@
-"""The mission: from prompts and old responses to a verified, tokenized, published data set of the target's own words."""
+"""The mission: from prompts and old responses to a verified, tokenized, published set of the target's own words."""
 
 from typing import Any
 
 from prefect import flow
 
-from flows import stages
+from flows import machines, stages
 from flows.hooks import end_leftovers, run_name
 from flows.session import open_session
 from flows.spec import RegenSpec
@@ -62,12 +62,12 @@ async def one_run(spec: RegenSpec) -> dict[str, Any]:
         prompts = await stages.validation(run)
         if not prompts.pending:
             return await stages.nothing_to_do(run, prompts)
-        async with stages.servers(run) as fleet:
-            await stages.canaries(run, fleet)
-            await stages.power_hard_rules(run, fleet)
-            async with stages.engine(run, fleet, prompts) as engine:
-                calibration = await stages.calibration(run, fleet, engine)
-                await stages.forecast_against_budget(run, engine, calibration)
-                await stages.power_against_baseline(run, fleet, engine, calibration)
-                chunks = await stages.chunks(run, engine)
-        return await stages.publication(run, prompts, chunks)
+        async with machines.servers(run) as (fleet, rig):
+            await machines.canaries(run, fleet)
+            await machines.power_hard_rules(run, rig)
+            async with machines.engine(run, fleet, rig, prompts) as work:
+                calibration = await machines.calibration(run, rig, work)
+                await machines.forecast_against_budget(run, rig, work, calibration)
+                await machines.power_against_baseline(run, rig, work, calibration)
+                chunks = await stages.chunks(run, work.pool)
+        return await stages.publication(run, prompts, chunks, work.completed)

@@ -1,4 +1,4 @@
-"""One thread that tells people how a run goes: progress.jsonl, the terminal, the Prefect card. Never in the token path."""
+"""One thread tells people how a run goes: progress.jsonl, the terminal, the Prefect card. Never in the token path."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows import progress as progress_hook
+from flows.progress import publish
 from tasks.records import Progress
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,7 @@ class Reporter:
             self.latest = self._read()
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(as_row(self.latest)) + "\n")
-            for listener in list(progress_hook.listeners):
-                listener(self.latest)
+            publish(self.latest)
         except Exception as error:
             self.errors += 1
             log.warning("progress could not be reported: %s", error)
@@ -68,7 +67,7 @@ def percent(progress: Progress) -> float:
 
 
 def describe(progress: Progress) -> str:
-    """`done 120/900 · rejected 3 (2.4 %) · 1,024 tok/s · 0.31 J/token · accept 2.9 · ETA 2 h 10 m (1 h 50 m to 2 h 40 m)`."""
+    """`done 120/900 · rejected 3 (2.4 % lately) · 1,024 tok/s · acceptance length 2.90 · ETA 2 h (1 h 50 m to 3 h)`."""
     parts = [
         f"done {progress.done:,}/{progress.total:,}",
         f"rejected {progress.failed:,} ({progress.reject_rate:.1%} lately)",

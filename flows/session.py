@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.spec import RegenSpec
-from tasks.runs import RunPaths, begin_run, host_name, open_run
+from tasks.runs import RunPaths, begin_run, host_name, open_run, read_json
 from tasks.storage import Store, open_store
 from tasks.target.load import load_target
 from tasks.target.text import TargetText
-from tasks.upload.lease import hold_lease
+from tasks.upload.lease import Lease, hold_lease
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class Session:
     paths: RunPaths
     target: TargetText
     store: Store
+    lease: Lease
     adopted: bool
     identity: Mapping[str, Any]
     digest: str
@@ -48,7 +49,7 @@ async def open_session(spec: RegenSpec) -> AsyncIterator[Session]:
     target = load_target(spec.target)
     resolved = {"template_sha256": target.template_sha256, "tokenizer_sha256": target.tokenizer_sha256}
     identity, digest = spec.identity(**resolved), spec.identity_digest(**resolved)
-    dataset_dir = Path(spec.publish.work_dir).resolve() / spec.publish.dataset
+    dataset_dir = dataset_folder(spec)
     paths, adopted = open_run(dataset_dir, identity, digest)
     store = open_store(
         spec.publish.store or dataset_dir,
@@ -58,9 +59,16 @@ async def open_session(spec: RegenSpec) -> AsyncIterator[Session]:
         part_mb=spec.publish.part_mb,
         credentials=await credentials(spec.publish.credentials_block),
     )
-    with hold_lease(store, holder=f"{host_name()}:{os.getpid()}:{paths.run_id}", seconds=spec.publish.lease_s):
+    holder = f"{host_name()}:{os.getpid()}:{paths.run_id}"
+    with hold_lease(store, holder=holder, seconds=spec.publish.lease_s) as lease:
         begin_run(paths, run_description(spec, identity, digest))
-        yield Session(spec, paths, target, store, adopted, identity, digest)
+        facts = read_json(paths.record) if paths.record.exists() else {}
+        yield Session(spec, paths, target, store, lease, adopted, identity, digest, facts)
+
+
+def dataset_folder(spec: RegenSpec) -> Path:
+    """Where the data set's runs live on this node."""
+    return Path(spec.publish.work_dir).resolve() / spec.publish.dataset
 
 
 def resolve(spec: RegenSpec) -> RegenSpec:
@@ -84,7 +92,7 @@ async def credentials(block: str | None) -> dict[str, str] | None:
         return None
     from prefect_aws import AwsCredentials
 
-    loaded = await AwsCredentials.aload(block)  # type: ignore[attr-defined]
+    loaded: Any = await AwsCredentials.aload(block)
     secret = loaded.aws_secret_access_key
     return {
         "aws_access_key_id": loaded.aws_access_key_id or "",

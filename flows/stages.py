@@ -1,15 +1,23 @@
 """The stages' verbs: each calls one room's task, remembers what it found, and lets its gate decide."""
 
 import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from flows.session import Session
 from tasks.errors import DatasetError, GateError
-from tasks.records import GateReport, ValidationResult
+from tasks.generation.engine import Engine
+from tasks.generation.task import generate_chunk
+from tasks.records import ChunkRecord, GateReport, PublishedChunk, ValidationResult
+from tasks.report.task import write_report
+from tasks.runs import finish_run
+from tasks.tokenization.task import tokenize
+from tasks.ui import task as ui
 from tasks.upload.published import published_table
 from tasks.upload.subtract import subtract
+from tasks.upload.task import publish, upload_chunk
 from tasks.validation.task import validate_sources
 
 
@@ -36,6 +44,16 @@ def judge(run: Session, report: GateReport) -> GateReport:
     return report
 
 
+async def judged(run: Session, gate: Awaitable[GateReport]) -> GateReport:
+    """Await a gate that raises by itself; what it saw is remembered either way."""
+    try:
+        return judge(run, await gate)
+    except GateError as error:
+        if error.report:
+            run.note(gates={**run.facts.get("gates", {}), error.report["gate"]: error.report})
+        raise
+
+
 async def validation(run: Session) -> Prompts:
     """Which prompts are usable and not answered yet? An adopted run keeps the prompts it began with."""
     known = run.facts.get("prompts")
@@ -60,9 +78,7 @@ def _subtract(run: Session, result: ValidationResult) -> Prompts:
     published = published_table(run.store)
     if force.retry_failed:
         published = published.filter(published["outcome"] != "failed")
-    sums = subtract(
-        run.paths.prompts, run.paths.prompts, published, force.regenerate_ids, force.regenerate_reasons
-    )
+    sums = subtract(run.paths.prompts, run.paths.prompts, published, force.regenerate_ids, force.regenerate_reasons)
     run.note(subtraction=asdict(sums))
     return Prompts(
         run.paths.prompts, result.rows, result.kept, result.rejected, result.duplicates, sums.new, sums.already
@@ -77,3 +93,85 @@ def _plain(result: ValidationResult) -> dict[str, Any]:
     found = asdict(result)
     found["report"] = result.report.as_dict()
     return found
+
+
+async def chunks(run: Session, engine: Engine) -> list[tuple[ChunkRecord, PublishedChunk]]:
+    """Answer everything: each chunk is generated, tokenized and uploaded while the next ones generate.
+
+    A few chunks are open at a time, so that the pool never starves and the UI stays readable.
+    """
+    window = asyncio.Semaphore(run.spec.generation.open_chunks)
+
+    async def one(index: int) -> tuple[ChunkRecord, PublishedChunk]:
+        async with window:
+            record = await generate_chunk(engine, index)
+            if record.done:
+                await tokenize(record, run.target, run.spec.tokenization, run.spec.sampling)
+            published = await upload_chunk(run.store, run.paths.run_id, record)
+            engine.release_chunk(index)
+            return record, published
+
+    async with asyncio.TaskGroup() as group:
+        started = [group.create_task(one(index)) for index in engine.chunk_indices]
+    return [task.result() for task in started]
+
+
+async def publication(
+    run: Session, prompts: Prompts, done: Sequence[tuple[ChunkRecord, PublishedChunk]], completed: int
+) -> dict[str, Any]:
+    """Write the report, then the manifest last; the run is over when the manifest is there."""
+    await write_report(run.paths)
+    made = await publish(
+        run.store, run.paths, [chunk for _, chunk in done], run.facts, run.spec.publish.dataset, run.lease
+    )
+    finish_run(run.paths)
+    ui.link("published", made["manifest"], made["manifest"], f"Snapshot {made['snapshot']}: {made['rows']} rows")
+    summary = summarize(run, prompts, [record for record, _ in done], completed, made)
+    run.note(summary=summary)
+    return summary
+
+
+async def nothing_to_do(run: Session, prompts: Prompts) -> dict[str, Any]:
+    """Every usable prompt is published already: no server is started, no snapshot is made."""
+    finish_run(run.paths)
+    ui.markdown("report", f"Nothing new: {prompts.kept} usable prompts, all published.", "nothing new")
+    manifest = f"{run.store.url}/manifest.json"
+    return summarize(run, prompts, [], 0, {"manifest": manifest if run.store.exists("manifest.json") else None})
+
+
+def summarize(
+    run: Session, prompts: Prompts, records: Sequence[ChunkRecord], completed: int, made: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a command's last line says. `completed`: answers made by this invocation; `done`: prompts that have one."""
+    tokens = sum(record.output_tokens for record in records)
+    seconds = run.facts.get("generation", {}).get("seconds") or 0.0
+    return {
+        "run_id": run.paths.run_id,
+        "run_dir": str(run.paths.run_dir),
+        "adopted": run.adopted,
+        "rows": prompts.rows,
+        "kept": prompts.kept,
+        "rejected": prompts.rejected,
+        "duplicates": prompts.duplicates,
+        "completed": completed,
+        "done": prompts.already + sum(record.done for record in records),
+        "failed": sum(record.failed for record in records),
+        "output_tokens": tokens,
+        "tok_s": round(run.facts.get("generation", {}).get("tok_s") or (tokens / seconds if seconds else 0.0), 1),
+        "manifest": made.get("manifest"),
+        "snapshot": made.get("snapshot"),
+    }
+
+
+def add_up(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """An adopted run and the run for what came in since: the second's sums, both runs' work."""
+    both = ("completed", "output_tokens", "failed")
+    return {
+        **second,
+        **{name: first[name] + second[name] for name in both},
+        "tok_s": second["tok_s"] or first["tok_s"],
+        "adopted": True,
+        "snapshot": second["snapshot"] or first["snapshot"],
+        "run_id": second["run_id"] if second["completed"] else first["run_id"],
+        "run_dir": second["run_dir"] if second["completed"] else first["run_dir"],
+    }
