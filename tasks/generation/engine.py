@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tasks.errors import GateError, RegenError
 from tasks.generation.chunks import ChunkStore
@@ -25,10 +25,18 @@ from tasks.settings import SamplingSettings
 
 log = logging.getLogger(__name__)
 DEFAULT_LIMIT = 32
+T = TypeVar("T")
 
 
 class EngineStopped(RegenError):
     """The engine was stopped while somebody waited for a chunk; the run can be resumed."""
+
+
+async def _wait_for(future: "Future[T]") -> T:
+    """Wait in any loop. A waiter that leaves neither cancels the future nor leaves its error unread."""
+    waiting = asyncio.wrap_future(future)
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(waiting)
 
 
 class Engine:
@@ -162,7 +170,7 @@ class Engine:
         """
         record = await asyncio.to_thread(self._store.finished, index)
         if record is None:
-            record = await asyncio.shield(asyncio.wrap_future(self._future(index)))
+            record = await _wait_for(self._future(index))
         if record.prompts and not record.done and self._settings.breaker.mode == "enforce":
             raise self._no_good_row(record)
         return record
@@ -179,7 +187,7 @@ class Engine:
         if await asyncio.to_thread(self._store.finished, index) is None:
             with self._lock:
                 future = self._opened.setdefault(index, Future())
-            await asyncio.shield(asyncio.wrap_future(future))
+            await _wait_for(future)
 
     def _chunk_opened(self, index: int) -> None:
         with self._lock:

@@ -98,7 +98,7 @@ class Health:
                 self.eject(line, f"{line.timeouts_in_a_row} requests in a row passed their deadline")
         elif kind in (OutcomeKind.SERVER_ERROR, OutcomeKind.MALFORMED, OutcomeKind.ABORTED, OutcomeKind.CONNECTION):
             line.bad_in_a_row += 1
-            if line.bad_in_a_row >= BAD_IN_A_ROW:
+            if line.bad_in_a_row >= max(BAD_IN_A_ROW, line.controller.target // 4):
                 self.eject(line, f"{line.bad_in_a_row} requests in a row ended in {kind.value}")
 
     async def suspect(self, line: Line) -> bool:

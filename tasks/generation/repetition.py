@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GRAM = 16  # tokens that must agree to count as a repetition
-BLOCK = 512  # tokens looked at together
+BLOCK = 192  # tokens looked at together
 LEAST = 128  # shorter answers are never called loops
 DISTINCT_SHARE = 0.2  # a loop of r rounds has 1/r distinct grams
 RUN_OF_ZERO = 32  # token 0 is what NaN logits sample
@@ -48,7 +48,7 @@ def distinct_share(values: NDArray[np.int64]) -> float:
     mixed = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for offset in range(GRAM):
         hashes = hashes * np.uint64(1099511628211) + mixed[offset : offset + hashes.size]
-    starts = range(0, max(1, hashes.size - BLOCK + 1), BLOCK // 2)
+    starts = range(0, max(1, hashes.size - BLOCK + 1), BLOCK // 4)
     shares = [_share(hashes[start : start + BLOCK]) for start in starts]
     if hashes.size > BLOCK:
         shares.append(_share(hashes[-BLOCK:]))

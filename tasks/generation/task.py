@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
 from tasks.errors import GateError, ServerError, SpecError
@@ -27,6 +28,7 @@ def _worth_retrying(_task: Any, _run: Any, state: Any) -> bool:
     retry_delay_seconds=[10, 60],
     retry_condition_fn=_worth_retrying,
     persist_result=False,
+    cache_policy=NO_CACHE,
 )
 async def generate_chunk(engine: Engine, index: int) -> ChunkRecord:
     """Wait for chunk `index` of a started engine. Raises what `Engine.wait_chunk` raises.

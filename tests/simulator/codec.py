@@ -13,7 +13,9 @@ _SYLLABLES = ("ka", "lo", "mi", "ren", "su", "ta", "vel", "no", "pri", "shen", "
 WORDS = tuple(a + b + c for a in _SYLLABLES for b in _SYLLABLES for c in _SYLLABLES[:7])
 FIRST_WORD = 100
 _PIECES = re.compile(r"<\|\w+\|>|</?think>|</?tool_call>|\n\n|\n|[^\s<]+|<")
-_WORD_IDS = {word: FIRST_WORD + index for index, word in enumerate(WORDS)}
+SPACE, FIRST_CHARACTER = 9, 3000
+_IDS = {text: index for index, text in enumerate(SPECIALS)} | {w: FIRST_WORD + i for i, w in enumerate(WORDS)}
+_TEXTS = {index: text for text, index in _IDS.items()}
 
 
 class Codec(Protocol):
@@ -25,31 +27,28 @@ class Codec(Protocol):
 
 
 class ToyCodec:
-    """One id a word; unknown words share ids by hash (and are remembered for decoding)."""
-
-    def __init__(self) -> None:
-        self._ids = {**{text: index for index, text in enumerate(SPECIALS)}, **_WORD_IDS}
-        self._texts = {index: text for text, index in self._ids.items()}
+    """One id a known word; other words are spelled, a character an id. The same in every process."""
 
     def encode(self, text: str) -> list[int]:
-        return [self._id(piece) for piece in _PIECES.findall(text)]
-
-    def _id(self, piece: str) -> int:
-        index = self._ids.get(piece)
-        if index is None:
-            index = 4000 + len(self._ids)
-            self._ids[piece] = index
-            self._texts[index] = piece
-        return index
+        ids: list[int] = []
+        for piece in _PIECES.findall(text):
+            known = _IDS.get(piece)
+            ids += [known] if known is not None else [SPACE, *(FIRST_CHARACTER + ord(c) for c in piece)]
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         parts: list[str] = []
         glue = ""
         for index in ids:
-            piece = self._texts.get(index, "?")
-            bare = index < FIRST_WORD and index != 0
-            parts.append(piece if bare or not glue else glue + piece)
-            glue = "" if bare else " "
+            if index >= FIRST_CHARACTER:
+                parts.append(chr(index - FIRST_CHARACTER))
+                glue = " "
+            elif index == SPACE:
+                parts.append(glue)
+            else:
+                bare = index < FIRST_WORD and index != 0
+                parts.append(_TEXTS.get(index, "?") if bare else glue + _TEXTS.get(index, "?"))
+                glue = "" if bare else " "
         return "".join(parts)
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]], tools: Any, thinking: bool) -> list[int]:

@@ -53,14 +53,15 @@ class FaultPlan:
     rates: Mapping[RequestFault, float] = field(default_factory=dict)
     always: Mapping[str, RequestFault] = field(default_factory=dict)
 
-    def draw(self, prompt: str, request_seed: int | None) -> RequestFault | None:
-        """The fault of this request, if any."""
+    def draw(self, prompt: str, request_seed: int | None, rid: str = "") -> RequestFault | None:
+        """The fault of this request, if any. A busy answer passes when the same question comes again (other `rid`)."""
         for word, fault in self.always.items():
             if word in prompt:
                 return fault
         if not self.rates:
             return None
-        text = f"{self.seed}|{request_seed}|{prompt}".encode()
+        again = rid if set(self.rates) <= {"error_429", "error_503"} else ""
+        text = f"{self.seed}|{request_seed}|{again}|{prompt}".encode()
         point = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
         for fault, rate in self.rates.items():
             if point < rate:

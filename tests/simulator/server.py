@@ -1,6 +1,7 @@
 """One simulated server: HTTP around a Batch. Everything it says is marked as coming from a simulator."""
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
@@ -206,7 +207,7 @@ class SimServer:
             self.bodies.append(body)
         kwargs = body.get("chat_template_kwargs") or {}
         thinking = bool(kwargs.get("enable_thinking", True)) and self.settings.api != "plain"
-        fault = self.faults.draw(json.dumps(body["messages"], sort_keys=True), body.get("seed"))
+        fault = self.faults.draw(json.dumps(body["messages"], sort_keys=True), body.get("seed"), str(body.get("rid")))
         prompt_ids = self.codec.prompt_ids(body["messages"], body.get("tools"), thinking)
         refused = self._refuse(fault, len(prompt_ids), int(body.get("max_tokens") or 128))
         if refused is not None:
@@ -226,7 +227,7 @@ class SimServer:
         params = body.get("sampling_params") or {}
         as_chat = {"input_ids": body["input_ids"], "seed": params.get("sampling_seed"), "rid": body.get("rid")}
         as_chat["max_tokens"] = params.get("max_new_tokens", 128)
-        fault = self.faults.draw(json.dumps(body["input_ids"]), as_chat["seed"])
+        fault = self.faults.draw(json.dumps(body["input_ids"]), as_chat["seed"], str(body.get("rid")))
         refused = self._refuse(fault, len(body["input_ids"]), as_chat["max_tokens"], generate=True)
         if refused is not None:
             return refused
@@ -270,8 +271,9 @@ class SimServer:
             return web.Response(body=b"\x00\x01" + payload[::-1], content_type="application/json")
         if script.fault == "truncated":
             cut = web.StreamResponse(headers={"Content-Length": str(len(payload)), "X-Simulator": "1"})
-            await cut.prepare(request)
-            await cut.write(payload[: len(payload) // 2])
+            with contextlib.suppress(ConnectionError):
+                await cut.prepare(request)
+                await cut.write(payload[: len(payload) // 2])
             return self._reset(request)
         return web.Response(body=payload, content_type="application/json")
 
