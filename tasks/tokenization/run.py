@@ -62,7 +62,7 @@ def tokenize_chunk(
     sent = datetime.fromtimestamp(completions_path.stat().st_mtime, UTC)
     job = Job(text.settings, settings, sampling.preserve_thinking, sent)
     workers = 1 if source.metadata.num_rows < INLINE_ROWS and not settings.workers else worker_count(settings)
-    details = {"mask_convention": MASK_CONVENTION, "fingerprint": print_of, **key}
+    details = {"mask_convention": MASK_CONVENTION, "fingerprint_of": print_of, **key}
     with _Output(out_path, settings.pack_to) as output:
         for built in build_all(job, _batches(source), workers):
             output.write(built)

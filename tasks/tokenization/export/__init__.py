@@ -1,0 +1,1 @@
+"""Exports: a run's rows in the form that each trainer reads."""
