@@ -5,7 +5,8 @@ Flags are named as each version names them. Sources: the releases' `server_args.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from tasks.provisioning.model_config import Model
 from tasks.provisioning.pools import parse_version
@@ -50,6 +51,11 @@ class StartConfig:
     quantization: str | None = None
     tp: int = 1
     dropped: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for the run's record."""
+        mtp = self.mtp.model_dump(mode="json") if self.mtp else None
+        return {**asdict(replace(self, mtp=None)), "mtp": mtp, "dropped": list(self.dropped)}
 
 
 @dataclass(frozen=True, slots=True)

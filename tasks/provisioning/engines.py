@@ -63,8 +63,8 @@ def docker_command(
     command += ["--publish", f"127.0.0.1:{port}:{DOCKER_PORT}"]
     for name, value in sorted(env.items()):
         command += ["--env", f"{name}={value}"]
-    for folder in mounts:
-        command += ["--volume", f"{folder}:{folder}:ro"]
+    for mount in mounts:
+        command += ["--volume", mount]
     command += [image, "python3", "-m", "sglang.launch_server", *arguments]
     return CommandLine(
         command=tuple(command),

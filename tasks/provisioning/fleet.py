@@ -38,6 +38,8 @@ __all__ = ["Fleet", "open_fleet", "open_fleet_async"]
 EMBEDDED_SLOTS = 4
 EMBEDDED_CONTEXT = 8192
 EMBEDDED_PROMPT = 2048
+LOCK_WAIT_S = 30.0
+"""A run that was just killed needs a moment until its supervisors have ended its servers."""
 CANCEL_S = 15.0
 """Prefect sends SIGKILL 30 s after a cancel; the supervisors would end the servers then too."""
 CHANGES = "serving_changes"
@@ -210,7 +212,7 @@ def _sglang(opening: _Opening, starter: Starter) -> Fleet:
     """One server a group of GPUs, each bound to its own GPUs, port, log and key."""
     serving, paths = opening.serving, opening.paths
     chosen = choose(list(opening.read_gpus()), serving.gpus)
-    locks = lock_gpus([gpu.uuid for gpu in chosen], paths.run_id)
+    locks = lock_gpus([gpu.uuid for gpu in chosen], paths.run_id, LOCK_WAIT_S)
     started: list[tuple[Started, Recipe, tuple[GpuFacts, ...]]] = []
     try:
         # Read again: what a dying run held is free now.

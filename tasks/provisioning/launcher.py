@@ -103,11 +103,6 @@ class Running:
             self._supervisor.stdin.write(b"stop\n")
             self._supervisor.stdin.flush()
         self._reader.join(timeout=timeout_s)
-        with contextlib.suppress(OSError, ValueError):
-            assert self._supervisor.stdin is not None
-            self._supervisor.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._supervisor.wait(timeout=10)
         return self._exit
 
     def _read(self) -> None:
@@ -116,6 +111,10 @@ class Running:
             with contextlib.suppress(ValueError):
                 self._take(json.loads(line))
         self._supervisor.wait()
+        for pipe in (self._supervisor.stdout, self._supervisor.stdin):
+            with contextlib.suppress(OSError, ValueError):
+                assert pipe is not None
+                pipe.close()
         if self._exit is None:
             self._exit = Exit(-9, "its supervisor died")
         self._started.put(True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tasks.errors import ServerError
 from tasks.provisioning.launcher import node_dir
-from tasks.provisioning.supervisor import start_ticks
+from tasks.provisioning.supervisor import session_members, start_ticks
 
 STATE_FOLDER = "servers"
 
@@ -60,7 +60,8 @@ def find_leftovers(run_id: str | None = None, end: bool = True) -> list[Leftover
         state = _read(path)
         if state is None or (run_id is not None and state.get("run_id") != run_id):
             continue
-        alive = start_ticks(state["pid"]) == state["start_ticks"]
+        # The kernel gives no new process the number of a session that still has members.
+        alive = bool(session_members(int(state["pid"]), int(state["start_ticks"] or 0)))
         supervised = start_ticks(state["supervisor_pid"]) == state["supervisor_ticks"]
         if not alive and not supervised and not state.get("stop_command"):
             path.unlink(missing_ok=True)

@@ -69,10 +69,11 @@ class Blueprint:
     def _mounts(self) -> list[str]:
         """Local folders under their own path, read-only; otherwise the download cache, which must be writable."""
         named = [self.target.model, self.target.tokenizer, self.target.chat_template]
-        folders = [str(Path(name).resolve()) + ":ro" for name in named if name and Path(name).exists()]
+        paths = dict.fromkeys(Path(name).absolute() for name in named if name and Path(name).exists())
+        mounts = [f"{path}:{path}:ro" for path in paths]
         if not Path(self.target.model).exists():
-            folders.append(str(Path.home() / ".cache" / "huggingface"))
-        return folders
+            mounts.append(f"{Path.home() / '.cache' / 'huggingface'}:/root/.cache/huggingface")
+        return mounts
 
 
 def draw(

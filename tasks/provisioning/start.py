@@ -4,7 +4,7 @@ recorded."""
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ class Starter:
             "attempt": attempt,
             "reason": reason,
             "command": launch.shown_command(),
-            "config": asdict(config) if config else None,
+            "config": config.as_dict() if config else None,
             "log": log_path.name,
             "gpus": list(recipe.gpu_uuids),
         }

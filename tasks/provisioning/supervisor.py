@@ -71,6 +71,11 @@ class LogWriter:
         with contextlib.suppress(OSError):  # a full disk must not stop the supervisor
             self._file.write(data[:certain])
 
+    def close(self) -> None:
+        """Write what was held back."""
+        self.write(b"", last=True)
+        self._file.close()
+
 
 class Supervisor:
     """Starts one server, copies its output, and ends it with everything it started."""
@@ -212,7 +217,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             while data := os.read(self.process.stdout.fileno(), CHUNK_BYTES):
                 self.log.write(data)
-        self.log.write(b"", last=True)
+        self.log.close()
         self.state_path.unlink(missing_ok=True)
         return int(self.process.returncode)
 
@@ -225,6 +230,18 @@ def children_of(pid: int) -> list[int]:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
                 if int(fields[1]) == pid and fields[0] != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def session_members(session: int, not_before: int) -> list[int]:
+    """Living processes of a session that started at or after `not_before` (clock ticks after boot)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(fields[3]) == session and fields[0] != "Z" and int(fields[19]) >= not_before:
                     found.append(int(entry.name))
     return found
 

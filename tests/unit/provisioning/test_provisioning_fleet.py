@@ -1,0 +1,476 @@
+"""A fleet from a stand-in for SGLang: every way to start, fail, hang, crash and end."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from provisioning_helpers import fake_gpu, write_interpreter, write_model
+
+from tasks.errors import ServerError
+from tasks.provisioning.fleet import Fleet, open_fleet, open_fleet_async, resolve
+from tasks.provisioning.mtp import Verdict, mtp_gate
+from tasks.provisioning.parity import compare
+from tasks.provisioning.settings import MtpSettings, ServingSettings
+from tasks.provisioning.supervisor import start_ticks
+from tasks.provisioning.wire import call
+from tasks.records import GpuFacts
+from tasks.runs import RunPaths, read_json
+from tasks.settings import TargetSettings
+
+SERVE = {"serve": True}
+LOADED = (
+    "Load weight begin. avail mem=139.13 GB\n"
+    "Load weight end. elapsed=0.3 s, type=Qwen3_5ForConditionalGeneration, avail mem=88.07 GB, mem usage=51.05 GB.\n"
+)
+RESERVE = f"Spec v2 is enabled by default\n{LOADED}RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+OOM = f"{LOADED}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+class Listener:
+    """Keeps what the supervisor tells the engine."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def server_down(self, name: str, reason: str) -> None:
+        self.told.append(("down", f"{name}: {reason}"))
+
+    def server_up(self, name: str) -> None:
+        self.told.append(("up", name))
+
+
+class Bench:
+    """Opens fleets with the stand-in; closes them after the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.paths = RunPaths(folder / "data", "r1")
+        self.model = write_model(folder / "model")
+        self.said: list[str] = []
+        self.fleets: list[Fleet] = []
+
+    def open(
+        self,
+        *behaviours: dict[str, Any],
+        gpus: list[GpuFacts] | None = None,
+        mtp: bool = True,
+        simulate: float | None = None,
+        indices: tuple[int, ...] = (),
+        knobs: MtpSettings | None = None,
+        **serving: Any,
+    ) -> Fleet:
+        python = write_interpreter(self.folder / "env", list(behaviours) or [SERVE])
+        options = {
+            "python": str(python),
+            "gpus": indices,
+            "mtp": knobs or MtpSettings(),
+            "hang_timeout_s": 3.0,
+            "start_timeout_s": 30.0,
+            **serving,
+        }
+        fleet = open_fleet(
+            ServingSettings(**options),
+            TargetSettings(model=str(self.model), mtp=mtp),
+            self.paths,
+            max_tokens=4096,
+            progress=self.said.append,
+            gpus=gpus or [fake_gpu()],
+            simulate_accept_length=simulate,
+        )
+        self.fleets.append(fleet)
+        return fleet
+
+    def starts(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "env" / "starts").read_text().splitlines()]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    # The real pauses are for servers that take minutes.
+    monkeypatch.setattr("tasks.provisioning.start.POLL_S", 0.1)
+    monkeypatch.setattr("tasks.provisioning.keeper.WATCH_S", 0.3)
+    monkeypatch.setattr("tasks.provisioning.keeper.backoff_s", lambda restarts: 0.3)
+    made = Bench(tmp_path)
+    yield made
+    for fleet in made.fleets:
+        fleet.close()
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def flag(start: dict[str, Any], name: str) -> str:
+    flags = start["flags"]
+    return str(flags[flags.index(name) + 1])
+
+
+def test_a_server_starts_with_mtp_and_ends_with_the_fleet(bench: Bench) -> None:
+    fleet = bench.open()
+    server = fleet.servers[0]
+    assert (server.engine, server.version, server.name) == ("sglang", "0.5.17", "server-0")
+    assert server.max_running_requests == int(flag(bench.starts()[0], "--max-running-requests")) >= 44
+    assert server.arguments["speculative_algorithm"] == "EAGLE"
+    assert server.base_url.startswith("http://127.0.0.1:")
+    assert server.gpu_uuids and bench.starts()[0]["gpus"] == server.gpu_uuids[0]
+    assert fleet.records[0]["outcome"] == "ready" and "server-0: ready" in bench.said
+    running = fleet.members[0].running
+    assert running is not None and running.pid is not None
+    fleet.close()
+    assert start_ticks(running.pid) is None
+    assert call(server.base_url + "/health").status == 0
+
+
+def test_the_key_is_asked_for_and_stands_nowhere(bench: Bench) -> None:
+    fleet = bench.open()
+    server = fleet.servers[0]
+    assert len(server.api_key) >= 24
+    assert call(server.base_url + "/server_info").status == 401
+    fleet.close()
+    texts = [path.read_text() for path in bench.paths.run_dir.rglob("*") if path.is_file()]
+    assert texts and not any(server.api_key in text for text in [*texts, repr(fleet.records), repr(server)])
+    assert "***" in "".join(texts)
+
+
+def test_verdicts_with_and_without_mtp(bench: Bench) -> None:
+    on = mtp_gate(bench.open().servers, MtpSettings())
+    assert (on.verdict, on.stops) == (Verdict.ON_AND_EFFECTIVE, False)
+    bench.fleets.pop().close()
+    plain = bench.open({"serve": True, "accept_length": None}, mtp=False)
+    assert "--speculative-algorithm" not in bench.starts()[-1]["flags"]
+    assert mtp_gate(plain.servers, MtpSettings(), wanted=False).verdict == Verdict.OFF
+    off = mtp_gate(plain.servers, MtpSettings(), wanted=True)
+    assert (off.verdict, off.stops) == (Verdict.OFF, True)
+
+
+@pytest.mark.parametrize(
+    ("failure", "changed"),
+    [
+        ({"log": RESERVE, "exit": -9}, ("--max-running-requests", lambda a, b: int(b) < int(a))),
+        ({"log": OOM, "exit": -9}, ("--mem-fraction-static", lambda a, b: float(b) < float(a))),
+        (
+            {"log": LOADED + "Not enough memory. Please try to increase --mem-fraction-static.", "exit": -9},
+            ("--mem-fraction-static", lambda a, b: float(b) > float(a)),
+        ),
+        (
+            {
+                "log": LOADED + "Hybrid (mamba/linear-attention) state cache is too small to serve any requests.",
+                "exit": 1,
+            },
+            ("--max-running-requests", lambda a, b: int(b) < int(a)),
+        ),
+        (
+            {"log": LOADED + "Capture cuda graph begin.\nCapture cuda graph failed: CUDA out of memory", "exit": -9},
+            ("--mem-fraction-static", lambda a, b: float(b) < float(a)),
+        ),
+        (
+            {"log": "[Errno 98] error while attempting to bind on address: address already in use", "exit": 1},
+            ("--port", lambda a, b: a != b),
+        ),
+        ({"log": "Initialization failed. warmup error: x", "exit": 1}, ("--port", lambda a, b: a == b)),
+        ({"log": "Scheduler hit an exception: Traceback", "exit": -9}, ("--port", lambda a, b: a == b)),
+        ({"log": "who knows", "exit": 7}, ("--port", lambda a, b: a == b)),
+    ],
+)
+def test_each_recoverable_failure_is_recovered_by_the_ladder(
+    bench: Bench, failure: dict[str, Any], changed: tuple[str, Callable[[str, str], bool]]
+) -> None:
+    fleet = bench.open(failure, SERVE)
+    first, second = bench.starts()
+    name, holds = changed
+    assert holds(flag(first, name), flag(second, name))
+    assert [record["outcome"] for record in fleet.records] == ["failed", "ready"]
+    assert fleet.records[0]["failure"] and fleet.records[0]["evidence"]
+    assert fleet.records[0]["failure"] in fleet.records[1]["reason"]
+    assert read_json(bench.paths.record)["server_starts"] == fleet.records
+
+
+def test_an_unknown_optional_flag_is_left_out(bench: Bench) -> None:
+    bench.open({"log": "error: unrecognized arguments: --mm-feature-transport cpu", "exit": 2}, SERVE)
+    assert "--mm-feature-transport" not in bench.starts()[1]["flags"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "advice"),
+    [
+        ({"log": "Load weight begin. avail mem=9 GB\nCUDA out of memory.", "exit": -9}, "larger card"),
+        (
+            {"log": "The memory capacity is unbalanced. Some GPUs may be occupied by other processes.", "exit": 1},
+            "end the",
+        ),
+        ({"log": "/x/python: No module named sglang", "exit": 1}, "install sglang"),
+        ({"log": "RuntimeError: No CUDA GPUs are available", "exit": 1}, "nvidia-smi"),
+    ],
+)
+def test_hopeless_failures_end_at_once_with_advice(bench: Bench, failure: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ServerError, match=advice) as caught:
+        bench.open(failure)
+    assert len(bench.starts()) == 1
+    assert caught.value.log_path and Path(caught.value.log_path).exists()
+
+
+def test_tries_are_limited_and_recorded(bench: Bench) -> None:
+    with pytest.raises(ServerError, match="after 3 attempt"):
+        bench.open({"log": RESERVE, "exit": -9}, start_attempts=3)
+    records = read_json(bench.paths.record)["server_starts"]
+    assert [r["outcome"] for r in records] == ["failed"] * 3
+    assert len({r["config"]["max_running"] for r in records}) == 3
+
+
+def test_a_start_that_takes_too_long_is_ended(bench: Bench) -> None:
+    with pytest.raises(ServerError, match="not ready in time"):
+        bench.open({"serve": True, "ready_after_s": 60}, start_timeout_s=1.0)
+
+
+def test_a_silently_clamped_limit_is_a_warning(bench: Bench) -> None:
+    fleet = bench.open({"serve": True, "running": 22})
+    assert fleet.servers[0].max_running_requests == 22
+    assert "the state cache capped them" in fleet.records[0]["warnings"][0]
+
+
+def test_a_killed_server_is_noticed_and_comes_back(bench: Bench) -> None:
+    fleet = bench.open({"serve": True, "child": True}, SERVE)
+    listener = Listener()
+    fleet.subscribe(listener)
+    before = fleet.servers[0]
+    running = fleet.members[0].running
+    assert running is not None and running.pid is not None
+    os.kill(running.pid, signal.SIGKILL)
+    assert until(lambda: ("up", "server-0") in listener.told), listener.told
+    assert listener.told[0][0] == "down" and "-9" in listener.told[0][1]
+    after = fleet.servers[0]
+    assert (after.base_url, after.api_key, after.name) == (before.base_url, before.api_key, before.name)
+    assert after.log_path != before.log_path
+    assert [event["event"] for event in fleet.check()] == ["server.down", "server.up"]
+    assert "restart 1" in fleet.records[-1]["reason"]
+
+
+def test_a_hung_server_that_still_answers_health_is_restarted(bench: Bench) -> None:
+    fleet = bench.open()
+    listener = Listener()
+    fleet.subscribe(listener)
+    assert call(fleet.servers[0].base_url + "/fake", {"hang": True}).ok
+    assert call(fleet.servers[0].base_url + "/health").ok, "it answers 200 though it hangs"
+    assert until(lambda: ("up", "server-0") in listener.told, 25), listener.told
+    assert "heartbeat" in listener.told[0][1] or "not one token" in listener.told[0][1]
+
+
+def test_the_restart_budget_ends(bench: Bench) -> None:
+    fleet = bench.open(SERVE, {"log": "who knows", "exit": 1}, restart_budget=1, start_attempts=1)
+    events: list[dict[str, Any]] = []
+    fleet.on_event(events.append)
+    assert call(fleet.servers[0].base_url + "/fake", {"exit": 3}).status == 0
+    assert until(lambda: any(event["event"] == "server.lost" for event in events))
+    with pytest.raises(ServerError, match="every server is lost"):
+        fleet.check()
+
+
+def test_gpu_memory_is_seen_to_be_free_before_a_restart(bench: Bench) -> None:
+    reads: list[float] = []
+    held = fake_gpu(free_gib=10)
+
+    def read() -> list[GpuFacts]:
+        reads.append(time.monotonic())
+        # Two reads while it opens; after the crash the memory stays held for two reads more.
+        return [held if 2 < len(reads) <= 5 else fake_gpu()]
+
+    python = write_interpreter(bench.folder / "env", [SERVE])
+    serving = ServingSettings(python=str(python), hang_timeout_s=3.0)
+    target = TargetSettings(model=str(bench.model))
+    fleet = open_fleet(serving, target, bench.paths, max_tokens=4096, gpus=read)
+    bench.fleets.append(fleet)
+    listener = Listener()
+    fleet.subscribe(listener)
+    call(fleet.servers[0].base_url + "/fake", {"exit": 3})
+    assert until(lambda: ("up", "server-0") in listener.told)
+    assert len(reads) >= 6
+
+
+def test_one_server_a_gpu_each_with_its_own_port_log_key_and_gpu(bench: Bench) -> None:
+    fleet = bench.open(gpus=[fake_gpu(i) for i in range(3)])
+    servers = fleet.servers
+    assert [server.name for server in servers] == ["server-0", "server-1", "server-2"]
+    for name in ("base_url", "api_key", "log_path", "gpu_uuids"):
+        assert len({getattr(server, name) for server in servers}) == 3, name
+    assert sorted(start["gpus"] for start in bench.starts()) == sorted(fake_gpu(i).uuid for i in range(3))
+
+
+def test_gpus_can_be_chosen(bench: Bench) -> None:
+    fleet = bench.open(gpus=[fake_gpu(i) for i in range(3)], indices=(2, 0))
+    assert [server.gpu_uuids for server in fleet.servers] == [(fake_gpu(2).uuid,), (fake_gpu(0).uuid,)]
+    with pytest.raises(ServerError, match=r"\[7\]"):
+        bench.open(gpus=[fake_gpu(0)], indices=(7,))
+
+
+def test_tensor_parallel_groups_where_one_gpu_is_too_small(bench: Bench) -> None:
+    fleet = bench.open(gpus=[fake_gpu(i, free_gib=44) for i in range(4)])
+    assert len(fleet.servers) == 2
+    assert flag(bench.starts()[0], "--tp-size") == "2"
+    assert all(len(server.gpu_uuids) == 2 for server in fleet.servers)
+
+
+def test_what_does_not_fit_is_said_before_anything_starts(bench: Bench) -> None:
+    with pytest.raises(ServerError, match="What would make it fit"):
+        bench.open(gpus=[fake_gpu(free_gib=44)])
+    assert not (bench.folder / "env" / "starts").exists()
+
+
+def test_last_resorts_only_where_allowed(bench: Bench) -> None:
+    bench.open(gpus=[fake_gpu(free_gib=44)], allow_fp8=True)
+    assert flag(bench.starts()[0], "--quantization") == "fp8"
+
+
+def test_simulated_acceptance_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServerError, match="SGLANG_SIMULATE_ACC_LEN is set"):
+        bench.open(env={"SGLANG_SIMULATE_ACC_LEN": "3"})
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_METHOD", "multinomial")
+    with pytest.raises(ServerError, match="SGLANG_SIMULATE_ACC_METHOD"):
+        bench.open()
+    allowed = bench.open(simulate=3.0)
+    assert allowed.simulated and allowed.servers[0].simulated_acceptance
+
+
+def test_a_gpu_in_use_by_another_run_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.open()
+    monkeypatch.setattr("tasks.provisioning.fleet.LOCK_WAIT_S", 0.2)
+    with pytest.raises(ServerError, match="is in use by"):
+        bench.open()
+
+
+def test_the_ladder_may_not_change_data_that_has_begun(bench: Bench) -> None:
+    (bench.paths.chunk(0)).mkdir(parents=True)
+    (bench.paths.chunk(0) / "journal").write_bytes(b"x")
+    log = "Load weight begin. avail mem=9 GB\nCUDA out of memory."
+    with pytest.raises(ServerError, match="weights do not fit"):
+        bench.open({"log": log, "exit": -9}, SERVE, allow_fp8=True)
+
+
+def test_what_the_ladder_changed_is_remembered_for_the_resumed_run(bench: Bench) -> None:
+    log = "Load weight begin. avail mem=9 GB\nCUDA out of memory."
+    fleet = bench.open({"log": log, "exit": -9}, SERVE, allow_fp8=True)
+    assert fleet.changes_data == {"target.quantization": "fp8"}
+    fleet.close()
+    again = bench.open(SERVE)
+    assert again.changes_data == {"target.quantization": "fp8"}
+    assert flag(bench.starts()[-1], "--quantization") == "fp8"
+
+
+def test_parity_canary_starts_once_without_speculation(bench: Bench) -> None:
+    fleet = bench.open(knobs=MtpSettings(parity_canary=True))
+    first, second = bench.starts()
+    assert "--speculative-algorithm" not in first["flags"] and "--speculative-algorithm" in second["flags"]
+    report = compare(fleet.servers, fleet.parity_reference, MtpSettings())
+    assert report.verdict == "SAME" and fleet.plain_tok_s
+    changed = {prompt: "another answer" for prompt in fleet.parity_reference}
+    assert compare(fleet.servers, changed, MtpSettings()).verdict == "DIFFERENT"
+
+
+def test_attach_describes_and_watches_without_ending(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = bench.open()
+    server = owner.servers[0]
+    monkeypatch.setenv("REGEN_API_KEY", server.api_key)
+    serving = ServingSettings(mode="attach", urls=(server.base_url + "/v1/",), hang_timeout_s=2.0)
+    attached = open_fleet(serving, TargetSettings(model="x"), bench.paths, max_tokens=64)
+    assert attached.servers[0].base_url == server.base_url
+    assert attached.servers[0].model == str(bench.model)
+    assert attached.servers[0].engine == "sglang"
+    attached.close()
+    assert call(server.base_url + "/health").ok
+
+
+def test_attach_sees_a_server_go_and_come(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = bench.open()
+    monkeypatch.setenv("REGEN_API_KEY", owner.servers[0].api_key)
+    serving = ServingSettings(mode="attach", urls=(owner.servers[0].base_url,), hang_timeout_s=1.0)
+    attached = open_fleet(serving, TargetSettings(model="x"), bench.paths, max_tokens=64)
+    bench.fleets.append(attached)
+    listener = Listener()
+    attached.subscribe(listener)
+    monkeypatch.setattr("tasks.provisioning.keeper.backoff_s", lambda restarts: 2.0)
+    call(owner.servers[0].base_url + "/fake", {"exit": 3})  # its owner brings it back
+    assert until(lambda: [kind for kind, _ in listener.told] == ["down", "up"]), listener.told
+
+
+def test_urls_and_names_become_base_urls() -> None:
+    assert resolve(["http://a:1/v1", "b:2", "http://a:1"]) == ["http://a:1", "http://b:2"]
+    assert "http://127.0.0.1:30000" in resolve(["dns://localhost:30000"])
+    with pytest.raises(ServerError, match="does not resolve"):
+        resolve(["dns://no-such-name.invalid:1"])
+
+
+def test_a_cancelled_start_ends_its_server(bench: Bench) -> None:
+    python = write_interpreter(bench.folder / "env", [{"serve": True, "ready_after_s": 60}])
+    serving = ServingSettings(python=str(python))
+
+    async def cancelled() -> None:
+        target = TargetSettings(model=str(bench.model))
+        opening = asyncio.ensure_future(
+            open_fleet_async(serving, target, bench.paths, max_tokens=64, gpus=[fake_gpu()])
+        )
+        while not (bench.folder / "env" / "starts").exists():
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(cancelled())
+    states = list((bench.folder / "node" / "servers").glob("*.json"))
+    assert states == []
+
+
+FLOW = """
+import json, sys, time
+from pathlib import Path
+from tasks.provisioning.fleet import open_fleet
+from tasks.provisioning.settings import ServingSettings
+from tasks.records import GpuFacts
+from tasks.runs import RunPaths
+from tasks.settings import TargetSettings
+python, model, folder = sys.argv[1:]
+gpus = [GpuFacts(i, f"GPU-flow-{i}", 143771 << 20, 139 << 30) for i in range(2)]
+fleet = open_fleet(ServingSettings(python=python), TargetSettings(model=model), RunPaths(Path(folder), "r9"),
+                   max_tokens=64, gpus=gpus)
+print(json.dumps([member.running.pid for member in fleet.members]), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_server_outlives_a_killed_flow(bench: Bench, number: signal.Signals) -> None:
+    python = write_interpreter(bench.folder / "env", [{"serve": True, "child": True}])
+    command = [sys.executable, "-c", FLOW, str(python), str(bench.model), str(bench.folder / "flow")]
+    flow = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert flow.stdout is not None
+    pids = json.loads(flow.stdout.readline())
+    assert len(pids) == 2 and all(start_ticks(pid) for pid in pids)
+    flow.send_signal(number)
+    flow.wait(10)
+    flow.stdout.close()
+    assert until(lambda: all(start_ticks(pid) is None for pid in pids))
+
+
+def test_closing_twice_and_during_a_restart_is_safe(bench: Bench) -> None:
+    fleet = bench.open(SERVE, {"serve": True, "ready_after_s": 60})
+    call(fleet.servers[0].base_url + "/fake", {"exit": 3})
+    assert until(lambda: len(bench.starts()) == 2)
+    closing = threading.Thread(target=fleet.close)
+    closing.start()
+    fleet.close()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert list((bench.folder / "node" / "servers").glob("*.json")) == []
