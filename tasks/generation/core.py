@@ -63,6 +63,9 @@ class Core:
         if old is not None and old.state is not State.GONE:
             self.health.rejoin(old)
             return
+        if old is not None:
+            await old.client.__aexit__(None, None, None)
+            await self.health.session(old).close()
         client = ChatClient(server, limit, self.settings.client)
         await client.__aenter__()
         line = Line(server, client, LimitController(max(1, limit)), self.settings.ramp_s, time.monotonic())
