@@ -149,7 +149,7 @@ def _write(rig: Rig, measured: Sequence[_Measured], baselines: Baselines, passed
         key = rig.key(one.server, one.probe.concurrency)
         if one.expected is not None or key in done:
             continue
-        problems = [p for s in one.evidence.stats for p in window_problems(s)]
+        problems = [p for s in one.evidence.stats for p in window_problems(s, rig.rules)]
         if not one.probe.reached:
             problems.append(f"the server never ran {one.probe.concurrency} requests")
         # A limit below the board's default is a fact to keep with the baseline, not a fault.

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tasks.power import rules
 from tasks.power.evidence import Evidence, Expected, gpu_evidence, service_evidence
 from tasks.power.gate import summed
 from tasks.power.rig import Rig
-from tasks.power.rules import STALL_S
 from tasks.power.verdict import Code, Judgement, judge
 from tasks.records import GateReport, Level, LoadWindow, ServiceSample
 
@@ -139,7 +139,7 @@ class LiveWatch:
         whole = service_evidence(every)
         service = replace(service, stalled_s=whole.stalled_s)
         # While nothing moves, the watts of the stall are the evidence, not those of the work before it.
-        since_s = max(start_s, now_s - service.stalled_s) if service.stalled_s > STALL_S else start_s
+        since_s = max(start_s, now_s - service.stalled_s) if service.stalled_s > rules.STALL_S else start_s
         job = replace(self.rig.job(server, limit), workload="natural")
         steady = (service.running or 0) >= 1
         evidence = Evidence(

@@ -92,7 +92,7 @@ class _Device:
 
 
 class Nvml:
-    """A Sensor. One instance may be used from one thread at a time; close it when done."""
+    """A Sensor. `read` and `activity` may each be called from a thread of their own; close it when both are done."""
 
     def __init__(self, library: Any, count: int) -> None:
         self._nvml = library

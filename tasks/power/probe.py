@@ -8,7 +8,8 @@ window starts when the server runs C requests (each has its first token) plus 2 
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ ANSWER_S = 900.0
 START_S = 60.0
 """Longest wait for C running requests; a server that never runs so many is measured as it is."""
 DRAIN_S = 60.0
+STOP_S = 10.0
 THINGS = (
     *(
         "a bicycle gear",
@@ -134,6 +136,7 @@ class _Load:
     last_failure: str = ""
     open: set[str] = field(default_factory=set)
     stopping: bool = False
+    warm_up_s: float = 0.0
 
     async def slot(self, index: int, of: int) -> None:
         """Keep one request in flight until told to stop."""
@@ -169,13 +172,34 @@ class _Load:
     async def stop(self, slots: Sequence["asyncio.Task[None]"]) -> None:
         """Abort what is in flight where the server can (it then tells how far each came); else let it finish."""
         self.stopping = True
-        can_abort = self.server.capabilities.abort
-        if can_abort:
-            await asyncio.gather(*(self.client.abort(name) for name in list(self.open)))
-        await asyncio.wait(slots, timeout=10.0 if can_abort else DRAIN_S)
+        waited_s = 0.0
+        while waited_s < (STOP_S if self.server.capabilities.abort else DRAIN_S) and not all(t.done() for t in slots):
+            if self.server.capabilities.abort:
+                # Again each second: a request that was still on its way is not known to the server the first time.
+                await asyncio.gather(*(self.client.abort(name) for name in list(self.open)))
+            await asyncio.wait(slots, timeout=1.0)
+            waited_s += 1.0
         for task in slots:
             task.cancel()
         await asyncio.gather(*slots, return_exceptions=True)
+
+
+@asynccontextmanager
+async def loading(
+    server: Server, concurrency: int, output_tokens: int, client_factory: ClientFactory = client_for
+) -> AsyncIterator[_Load]:
+    """Warm the server up, then keep `concurrency` fixed requests in flight inside the block."""
+    async with client_factory(server, concurrency) as client:
+        load = _Load(server, client, output_tokens)
+        began_s = time.time()
+        await load.send(0, 0, 8, WARM_UP_S)
+        load.warm_up_s = time.time() - began_s
+        load.answers.clear()
+        slots = [asyncio.create_task(load.slot(index, concurrency)) for index in range(concurrency)]
+        try:
+            yield load
+        finally:
+            await load.stop(slots)
 
 
 async def run_probe(
@@ -184,31 +208,25 @@ async def run_probe(
     *,
     seconds: float,
     output_tokens: int = 512,
-    start_timeout_s: float = START_S,
+    start_timeout_s: float | None = None,
     read_service: ReadService = read_service_sample,
     client_factory: ClientFactory = client_for,
 ) -> ProbeResult:
     """Load `server` with `concurrency` fixed requests for one window of `seconds`. Never raises for a sick server."""
     samples: list[ServiceSample] = []
-    async with client_factory(server, concurrency) as client:
-        load = _Load(server, client, output_tokens)
-        # Watching starts before the first request: a server that hangs on it shows here.
-        poller = asyncio.create_task(_poll(server, read_service, samples))
-        began_s = time.time()
-        await load.send(0, 0, 8, WARM_UP_S)
-        warm_up_s = time.time() - began_s
-        load.answers.clear()
-        slots = [asyncio.create_task(load.slot(index, concurrency)) for index in range(concurrency)]
-        try:
-            reached = await _all_running(concurrency, samples, load, start_timeout_s)
+    # Watching starts before the first request: a server that hangs on it shows here.
+    poller = asyncio.create_task(_poll(server, read_service, samples))
+    try:
+        async with loading(server, concurrency, output_tokens, client_factory) as load:
+            patience_s = START_S if start_timeout_s is None else start_timeout_s
+            reached = await _all_running(concurrency, samples, load, patience_s)
             await asyncio.sleep(SETTLE_S)
             start_s = time.time()
             await asyncio.sleep(seconds)
             end_s = time.time()
-        finally:
-            await load.stop(slots)
-            poller.cancel()
-            await asyncio.gather(poller, return_exceptions=True)
+    finally:
+        poller.cancel()
+        await asyncio.gather(poller, return_exceptions=True)
     return ProbeResult(
         server=server.name,
         concurrency=concurrency,
@@ -217,7 +235,7 @@ async def run_probe(
         answers=tuple(load.answers),
         service=tuple(samples),
         reached=reached,
-        warm_up_s=warm_up_s,
+        warm_up_s=load.warm_up_s,
         failures=dict(load.failures),
         last_failure=load.last_failure,
     )

@@ -10,7 +10,7 @@ from tasks.power.probe import ClientFactory, ProbeResult, ReadService, client_fo
 from tasks.power.readings import GpuInfo
 from tasks.power.sampler import PowerSampler
 from tasks.power.settings import PowerSettings
-from tasks.power.statistics import by_gpu, summarize
+from tasks.power.statistics import RULES, WindowRules, by_gpu, summarize
 from tasks.records import PowerSample, Server, ServiceSample
 
 
@@ -26,6 +26,7 @@ class Rig:
     min_accept_length: float = 1.2
     read_service: ReadService = read_service_sample
     client_factory: ClientFactory = client_for
+    rules: WindowRules = RULES
 
     @property
     def infos(self) -> list[GpuInfo]:
