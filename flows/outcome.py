@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -35,6 +36,8 @@ def run_command(group: click.Group, arguments: list[str]) -> int:
         return _failed(error)
     except (KeyboardInterrupt, click.Abort):
         return finish({"error": "interrupted", "kind": "interrupted"}, INTERRUPTED)
+    except Exception as error:
+        return _unexpected(error)
     if isinstance(result, Outcome):
         return finish(result.payload, result.status)
     if isinstance(result, dict):
@@ -49,6 +52,25 @@ def finish(payload: dict[str, Any], status: int) -> int:
     except BrokenPipeError:
         sys.stdout = None  # type: ignore[assignment]
     return status
+
+
+def _unexpected(error: Exception) -> int:
+    """An error of this program, or a RegenError that came out of a task group: a last line all the same."""
+    import traceback
+
+    meant = next((leaf for leaf in _leaves(error) if isinstance(leaf, RegenError)), None)
+    if meant is not None:
+        return _failed(meant)
+    traceback.print_exception(error)
+    return finish({"error": str(error) or type(error).__name__, "kind": type(error).__name__}, RegenError.exit_status)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def _failed(error: RegenError) -> int:
