@@ -119,11 +119,11 @@ def cut(request: web.Request) -> web.StreamResponse:
 
 
 def flip(data: bytes) -> bytes:
-    """One byte in the middle, changed."""
+    """One byte anywhere, changed at random: a fixed change would undo itself when both ways are damaged."""
     if not data:
         return data
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
+    where = random.randrange(len(data))
+    return data[:where] + bytes([data[where] ^ random.randrange(1, 256)]) + data[where + 1 :]
 
 
 def strict(seen: Seen) -> str:

@@ -73,7 +73,7 @@ def verify_run(folder: Path, progress: Callable[[FileEntry], None] | None = None
             differences += compare(LocalStore(folder / "chunks"), local, progress)
             files += local
         elif (chunk / "chunk.json").exists():
-            differences += _unpublished(chunk)
+            differences += _unpublished(chunk, files)
     if not files and not differences and not any(folder.glob("chunks/*/*")):
         raise StorageError(f"{folder} has no chunks yet: nothing to verify")
     return _summary(str(folder), "run", files, differences)
@@ -99,7 +99,8 @@ def compare(store: Store, files: Iterable[FileEntry], progress: Callable[[FileEn
         return [line for line in pool.map(one, files) if line]
 
 
-def _unpublished(chunk: Path) -> list[str]:
+def _unpublished(chunk: Path, files: list[FileEntry]) -> list[str]:
+    """Nobody wrote digests down yet: Parquet files must be whole and have as many rows as chunk.json says."""
     record = read_json(chunk / "chunk.json")
     lines = []
     for name in CHUNK_FILES:
@@ -111,6 +112,7 @@ def _unpublished(chunk: Path) -> list[str]:
         except VerificationError as error:
             lines.append(str(error))
             continue
+        files.append(FileEntry(f"{chunk.name}/{name}", path.stat().st_size, "", rows))
         expected = {"completions.parquet": record.get("done"), "failed.parquet": record.get("failed")}.get(name)
         if expected is not None and rows != expected:
             lines.append(f"{path}: {rows} rows, chunk.json says {expected}")
