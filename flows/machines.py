@@ -10,7 +10,7 @@ from typing import Any
 from flows.approval import approved
 from flows.reporter import Reporter
 from flows.session import Session
-from flows.stages import Prompts, judge, judged
+from flows.stages import Made, Prompts, judge, judged
 from tasks.calibration.forecast import Rates
 from tasks.calibration.outlook import Outlook, rates_from
 from tasks.calibration.run import as_dict, calibration_key
@@ -87,10 +87,7 @@ async def canaries(run: Session, fleet: Fleet) -> None:
     """Does thinking arrive in its field and close, and does MTP really speculate?"""
     spec = run.spec
     judge(run, await thinking_canary(fleet.servers, run.target, spec.sampling, spec.serving))
-    if spec.target.mtp:
-        judge(run, await mtp_gate(fleet, spec.serving, spec.target))
-    else:
-        run.note(mtp="not asked for")
+    judge(run, await mtp_gate(fleet, spec.serving, spec.target))
 
 
 async def power_hard_rules(run: Session, rig: Rig) -> None:
@@ -100,16 +97,19 @@ async def power_hard_rules(run: Session, rig: Rig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The request pool and who watches it. `done_before`: prompts that had their answer when it started."""
+    """The request pool and who watches it. `before`: the pool's progress when it started."""
 
     pool: Engine
     watched: "Watched"
-    done_before: int
+    before: Progress
+    began_s: float
 
     @property
-    def completed(self) -> int:
-        """Answers made by this invocation."""
-        return self.pool.progress().done - self.done_before
+    def made(self) -> Made:
+        """What this invocation generated so far."""
+        now = self.pool.progress()
+        answers, tokens = now.done - self.before.done, now.output_tokens - self.before.output_tokens
+        return Made(answers, tokens, time.monotonic() - self.began_s)
 
 
 @contextlib.asynccontextmanager
@@ -128,15 +128,14 @@ async def engine(run: Session, fleet: Fleet, rig: Rig, prompts: Prompts) -> Asyn
     await asyncio.to_thread(pool.start)
     fleet.subscribe(pool)
     watched = Watched(pool, rig, spec.sampling.max_tokens)
-    work = Work(pool, watched, pool.progress().done)
-    began_s = time.monotonic()
+    work = Work(pool, watched, pool.progress(), time.monotonic())
     try:
         with contextlib.ExitStack() as stack:
             reporter = stack.enter_context(Reporter(run.paths.run_dir / "progress.jsonl", watched.read))
             stack.enter_context(ui.LiveProgress("progress", reporter.line))
             stack.enter_context(live_power(run, rig, fleet))
             yield work
-            run.note(generation={**asdict(watched.read()), "seconds": time.monotonic() - began_s})
+            run.note(generation={**asdict(watched.read()), **asdict(work.made)})
     finally:
         await asyncio.shield(pool.stop("the run ends"))
 
@@ -245,5 +244,5 @@ async def power_against_baseline(run: Session, rig: Rig, work: Work, found: Cali
 async def drained(pool: Engine) -> None:
     """Until nothing is in flight, or DRAIN_S passed: one very long answer must not hold up a gate for ever."""
     deadline_s = time.monotonic() + DRAIN_S
-    while pool.progress().in_flight and time.monotonic() < deadline_s:
+    while pool.progress().in_flight and time.monotonic() < deadline_s:  # noqa: ASYNC110
         await asyncio.sleep(0.5)

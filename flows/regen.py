@@ -62,6 +62,9 @@ async def one_run(spec: RegenSpec) -> dict[str, Any]:
         prompts = await stages.validation(run)
         if not prompts.pending:
             return await stages.nothing_to_do(run, prompts)
+        if records := stages.all_generated(run, prompts):
+            done = [await stages.finish_chunk(run, record) for record in records]
+            return await stages.publication(run, prompts, done, stages.Made())
         async with machines.servers(run) as (fleet, rig):
             await machines.canaries(run, fleet)
             await machines.power_hard_rules(run, rig)
@@ -69,5 +72,5 @@ async def one_run(spec: RegenSpec) -> dict[str, Any]:
                 calibration = await machines.calibration(run, rig, work)
                 await machines.forecast_against_budget(run, rig, work, calibration)
                 await machines.power_against_baseline(run, rig, work, calibration)
-                chunks = await stages.chunks(run, work.pool)
-        return await stages.publication(run, prompts, chunks, work.completed)
+                chunks, made = await stages.chunks(run, work.pool), work.made
+        return await stages.publication(run, prompts, chunks, made)

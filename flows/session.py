@@ -1,5 +1,6 @@
 """What one run holds open: its folder, its lease, its store, the power sampler. Everything closes in reverse order."""
 
+import asyncio
 import contextlib
 import importlib.metadata
 import logging
@@ -11,6 +12,7 @@ from typing import Any
 
 from flows.spec import RegenSpec
 from tasks.runs import RunPaths, begin_run, host_name, open_run, read_json
+from tasks.settings import TargetSettings
 from tasks.storage import Store, open_store
 from tasks.target.load import load_target
 from tasks.target.text import TargetText
@@ -46,7 +48,7 @@ async def open_session(spec: RegenSpec) -> AsyncIterator[Session]:
     Raises SpecError where an unfinished run of another identity is in the way, StorageError where the store refuses.
     """
     spec = resolve(spec)
-    target = load_target(spec.target)
+    target = await asyncio.to_thread(load_target, target_files(spec))
     resolved = {"template_sha256": target.template_sha256, "tokenizer_sha256": target.tokenizer_sha256}
     identity, digest = spec.identity(**resolved), spec.identity_digest(**resolved)
     dataset_dir = dataset_folder(spec)
@@ -74,16 +76,21 @@ def dataset_folder(spec: RegenSpec) -> Path:
 def resolve(spec: RegenSpec) -> RegenSpec:
     """Turn names that stand for files of this installation into paths."""
     updates: dict[str, Any] = {}
-    if spec.target.model.startswith("embedded:"):
-        from tasks.provisioning.embedded import materialize_target
-
-        folder = materialize_target(Path(spec.publish.work_dir).resolve() / ".cache")
-        updates["target"] = spec.target.model_copy(update={"tokenizer": str(folder)})
     if "demo:prompts" in spec.source.paths:
         shipped = str(Path(__file__).with_name("demo_prompts.jsonl"))
         paths = tuple(shipped if path == "demo:prompts" else path for path in spec.source.paths)
         updates["source"] = spec.source.model_copy(update={"paths": paths})
     return spec.model_copy(update=updates)
+
+
+def target_files(spec: RegenSpec) -> TargetSettings:
+    """Where the target's tokenizer and template are read; the embedded model's are made from its own file."""
+    if not spec.target.model.startswith("embedded:"):
+        return spec.target
+    from tasks.provisioning.embedded import materialize_target
+
+    folder = str(materialize_target(Path(spec.publish.work_dir).resolve() / ".cache"))
+    return spec.target.model_copy(update={"model": folder})
 
 
 async def credentials(block: str | None) -> dict[str, str] | None:

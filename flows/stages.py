@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from flows.session import Session
 from tasks.errors import DatasetError, GateError
 from tasks.generation.engine import Engine
+from tasks.generation.plan import finished, make_plan
 from tasks.generation.task import generate_chunk
 from tasks.records import ChunkRecord, GateReport, PublishedChunk, ValidationResult
 from tasks.report.task import write_report
@@ -31,7 +34,21 @@ class Prompts:
     rejected: int
     duplicates: int
     pending: int
-    already: int
+    answered: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What this invocation generated."""
+
+    answers: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+
+Done = tuple[ChunkRecord, PublishedChunk]
+"""A chunk and its published files."""
 
 
 def judge(run: Session, report: GateReport) -> GateReport:
@@ -78,11 +95,26 @@ def _subtract(run: Session, result: ValidationResult) -> Prompts:
     published = published_table(run.store)
     if force.retry_failed:
         published = published.filter(published["outcome"] != "failed")
+    accepted = pl.read_parquet(run.paths.prompts, columns=["prompt_id"])
     sums = subtract(run.paths.prompts, run.paths.prompts, published, force.regenerate_ids, force.regenerate_reasons)
+    settled = accepted.join(published, on="prompt_id").filter(~pl.col("prompt_id").is_in(pending_ids(run).implode()))
+    failed = settled.filter(pl.col("outcome") == "failed").height
     run.note(subtraction=asdict(sums))
     return Prompts(
-        run.paths.prompts, result.rows, result.kept, result.rejected, result.duplicates, sums.new, sums.already
+        run.paths.prompts,
+        result.rows,
+        result.kept,
+        result.rejected,
+        result.duplicates,
+        pending=sums.new,
+        answered=settled.height - failed,
+        failed=failed,
     )
+
+
+def pending_ids(run: Session) -> pl.Series:
+    """Ids that this run has to answer."""
+    return pl.read_parquet(run.paths.prompts, columns=["prompt_id"])["prompt_id"]
 
 
 def _counts(result: ValidationResult) -> str:
@@ -95,30 +127,40 @@ def _plain(result: ValidationResult) -> dict[str, Any]:
     return found
 
 
-async def chunks(run: Session, engine: Engine) -> list[tuple[ChunkRecord, PublishedChunk]]:
+async def chunks(run: Session, engine: Engine) -> list[Done]:
     """Answer everything: each chunk is generated, tokenized and uploaded while the next ones generate.
 
     A few chunks are open at a time, so that the pool never starves and the UI stays readable.
     """
     window = asyncio.Semaphore(run.spec.generation.open_chunks)
 
-    async def one(index: int) -> tuple[ChunkRecord, PublishedChunk]:
+    async def one(index: int) -> Done:
         async with window:
-            record = await generate_chunk(engine, index)
-            if record.done:
-                await tokenize(record, run.target, run.spec.tokenization, run.spec.sampling)
-            published = await upload_chunk(run.store, run.paths.run_id, record)
+            done = await finish_chunk(run, await generate_chunk(engine, index))
             engine.release_chunk(index)
-            return record, published
+            return done
 
     async with asyncio.TaskGroup() as group:
         started = [group.create_task(one(index)) for index in engine.chunk_indices]
     return [task.result() for task in started]
 
 
-async def publication(
-    run: Session, prompts: Prompts, done: Sequence[tuple[ChunkRecord, PublishedChunk]], completed: int
-) -> dict[str, Any]:
+def all_generated(run: Session, prompts: Prompts) -> list[ChunkRecord] | None:
+    """Every chunk's record when an earlier, interrupted invocation answered all of them; None while work is left."""
+    plan = make_plan(run.paths, prompts.pending, run.spec.generation.chunk_rows)
+    records = [record for _, record in finished(run.paths, plan)]
+    open_failures = run.spec.generation.retry_failed and any(record.failed for record in records)
+    return records if len(records) == plan.chunks and not open_failures else None
+
+
+async def finish_chunk(run: Session, record: ChunkRecord) -> Done:
+    """Tokenize and upload one generated chunk; both find what an earlier attempt left and do only the rest."""
+    if record.done:
+        await tokenize(record, run.target, run.spec.tokenization, run.spec.sampling)
+    return record, await upload_chunk(run.store, run.paths.run_id, record)
+
+
+async def publication(run: Session, prompts: Prompts, done: Sequence[Done], made_now: Made) -> dict[str, Any]:
     """Write the report, then the manifest last; the run is over when the manifest is there."""
     await write_report(run.paths)
     made = await publish(
@@ -126,7 +168,7 @@ async def publication(
     )
     finish_run(run.paths)
     ui.link("published", made["manifest"], made["manifest"], f"Snapshot {made['snapshot']}: {made['rows']} rows")
-    summary = summarize(run, prompts, [record for record, _ in done], completed, made)
+    summary = summarize(run, prompts, [record for record, _ in done], made_now, made)
     run.note(summary=summary)
     return summary
 
@@ -135,16 +177,14 @@ async def nothing_to_do(run: Session, prompts: Prompts) -> dict[str, Any]:
     """Every usable prompt is published already: no server is started, no snapshot is made."""
     finish_run(run.paths)
     ui.markdown("report", f"Nothing new: {prompts.kept} usable prompts, all published.", "nothing new")
-    manifest = f"{run.store.url}/manifest.json"
-    return summarize(run, prompts, [], 0, {"manifest": manifest if run.store.exists("manifest.json") else None})
+    manifest = f"{run.store.url}/manifest.json" if run.store.exists("manifest.json") else None
+    return summarize(run, prompts, [], Made(), {"manifest": manifest})
 
 
 def summarize(
-    run: Session, prompts: Prompts, records: Sequence[ChunkRecord], completed: int, made: Mapping[str, Any]
+    run: Session, prompts: Prompts, records: Sequence[ChunkRecord], now: Made, published: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What a command's last line says. `completed`: answers made by this invocation; `done`: prompts that have one."""
-    tokens = sum(record.output_tokens for record in records)
-    seconds = run.facts.get("generation", {}).get("seconds") or 0.0
     return {
         "run_id": run.paths.run_id,
         "run_dir": str(run.paths.run_dir),
@@ -153,25 +193,26 @@ def summarize(
         "kept": prompts.kept,
         "rejected": prompts.rejected,
         "duplicates": prompts.duplicates,
-        "completed": completed,
-        "done": prompts.already + sum(record.done for record in records),
-        "failed": sum(record.failed for record in records),
-        "output_tokens": tokens,
-        "tok_s": round(run.facts.get("generation", {}).get("tok_s") or (tokens / seconds if seconds else 0.0), 1),
-        "manifest": made.get("manifest"),
-        "snapshot": made.get("snapshot"),
+        "completed": now.answers,
+        "done": prompts.answered + sum(record.done for record in records),
+        "failed": prompts.failed + sum(record.failed for record in records),
+        "output_tokens": now.output_tokens,
+        "tok_s": round(now.output_tokens / now.seconds, 1) if now.seconds else 0.0,
+        "manifest": published.get("manifest"),
+        "snapshot": published.get("snapshot"),
     }
 
 
 def add_up(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """An adopted run and the run for what came in since: the second's sums, both runs' work."""
-    both = ("completed", "output_tokens", "failed")
+    seconds = sum(r["output_tokens"] / r["tok_s"] for r in (first, second) if r["tok_s"])
+    tokens = first["output_tokens"] + second["output_tokens"]
+    shown = second if second["snapshot"] else first
     return {
         **second,
-        **{name: first[name] + second[name] for name in both},
-        "tok_s": second["tok_s"] or first["tok_s"],
         "adopted": True,
-        "snapshot": second["snapshot"] or first["snapshot"],
-        "run_id": second["run_id"] if second["completed"] else first["run_id"],
-        "run_dir": second["run_dir"] if second["completed"] else first["run_dir"],
+        "completed": first["completed"] + second["completed"],
+        "output_tokens": tokens,
+        "tok_s": round(tokens / seconds, 1) if seconds else 0.0,
+        **{name: shown[name] for name in ("run_id", "run_dir", "snapshot")},
     }
