@@ -14,6 +14,10 @@ PERMUTATIONS = 128
 """Of a signature: the standard error of the Jaccard estimate is 1/√128 ≈ 0.09; 512 bytes a prompt."""
 
 
+SCHEME = "affine32"
+"""datasketch's permutations with 32-bit values (its default since 2.0)."""
+
+
 @cache
 def _datasketch() -> Any:
     try:
@@ -25,9 +29,14 @@ def _datasketch() -> Any:
 
 def signature(turns: Sequence[Turn]) -> bytes:
     """The MinHash of a prompt's user texts, as uint32 values."""
-    sketch = _datasketch().MinHash(num_perm=PERMUTATIONS)
+    sketch = _datasketch().MinHash(num_perm=PERMUTATIONS, scheme=SCHEME)
     sketch.update_batch(shingles("\n".join(turn[1] for turn in turns if turn[0] == "user")))
     return np.asarray(sketch.hashvalues, dtype=np.uint32).tobytes()
+
+
+def _read(raw: bytes) -> Any:
+    values = np.frombuffer(raw, dtype=np.uint32)
+    return _datasketch().MinHash(num_perm=PERMUTATIONS, hashvalues=values, scheme=SCHEME)
 
 
 def near_duplicates(signatures: Sequence[tuple[str, bytes]], threshold: float) -> dict[str, str]:
@@ -44,8 +53,7 @@ def near_duplicates(signatures: Sequence[tuple[str, bytes]], threshold: float) -
     for prompt_id, raw in signatures:
         if prompt_id in kept or prompt_id in twins:
             continue
-        values = np.frombuffer(raw, dtype=np.uint32).astype(np.uint64)
-        sketch = datasketch.MinHash(num_perm=PERMUTATIONS, hashvalues=values)
+        sketch = _read(raw)
         similar = [other for other in index.query(sketch) if sketch.jaccard(kept[other]) >= threshold]
         if similar:
             twins[prompt_id] = max(similar, key=lambda other: (sketch.jaccard(kept[other]), other))

@@ -55,4 +55,3 @@ def judge(tmp_path: Path) -> Callable[..., Judged]:
         return Judged(validate(settings, target, tmp_path / "out", **calls))
 
     return run
-

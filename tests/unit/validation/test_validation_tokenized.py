@@ -16,7 +16,10 @@ from tasks.validation.tokenized import CODE, CODES, TokenPart, TokenRules, row_h
 TARGET = SmallTarget()
 
 
-def run(ids: list[Any], mask: list[Any], *, labels: bool = False, kinds: tuple[Any, Any] = (pa.int32(), pa.int8())) -> TokenPart:
+KINDS = (pa.int32(), pa.int8())
+
+
+def run(ids: list[Any], mask: list[Any], *, labels: bool = False, kinds: tuple[Any, Any] = KINDS) -> TokenPart:
     rules = TokenRules(2, TARGET.vocab_size, TARGET.count_many)
     arrays = (pa.array(ids, pa.large_list(kinds[0])), pa.array(mask, pa.large_list(kinds[1])))
     return scan(*arrays, rules, labels=labels, first_row=0, source="s")
@@ -26,9 +29,7 @@ def reasons(part: TokenPart) -> list[Reason | None]:
     return [CODES[code] for code in part.codes]
 
 
-ROWS = st.lists(
-    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1)), max_size=12), min_size=1, max_size=12
-)
+ROWS = st.lists(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1)), max_size=12), min_size=1, max_size=12)
 
 
 @given(ROWS)
