@@ -9,6 +9,7 @@ from prefect import task
 from tasks.records import ChunkRecord, TokenRecord
 from tasks.settings import SamplingSettings
 from tasks.target.text import TargetText
+from tasks.tokenization.gate import check_chunk
 from tasks.tokenization.run import tokenize_chunk
 from tasks.tokenization.settings import TokenizationSettings
 from tasks.ui import task as ui
@@ -27,7 +28,7 @@ from tasks.ui import task as ui
 async def tokenize(
     chunk: ChunkRecord, target: TargetText, settings: TokenizationSettings, sampling: SamplingSettings
 ) -> TokenRecord:
-    """Tokenize one finished chunk beside its completions."""
+    """Tokenize one finished chunk beside its completions. Raises GateError when nothing of it became a row."""
     completions = Path(chunk.completions_path)
     record = await asyncio.to_thread(
         tokenize_chunk,
@@ -39,6 +40,7 @@ async def tokenize(
         index=chunk.index,
     )
     show(record)
+    check_chunk(record)
     return record
 
 
