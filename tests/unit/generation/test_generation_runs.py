@@ -67,7 +67,7 @@ async def test_another_spec_is_refused_on_resume(tmp_path: Path) -> None:
         await first.stop()
         second = engine(paths, fleet, sampling={"temperature": 0.3})
         second.start()
-        with pytest.raises(SpecError, match="sampling.temperature"):
+        with pytest.raises(SpecError, match=r"sampling\.temperature"):
             await second.wait_chunk(0)
         await second.stop()
 
