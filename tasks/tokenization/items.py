@@ -29,6 +29,7 @@ class Item:
     answer: Message
     prompt_ids: Ids
     token_ids: Ids
+    prompt_tokens: int | None
     completion_tokens: int | None
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
     start: int = 0
@@ -44,7 +45,15 @@ def read_items(batch: pa.RecordBatch, preserve_thinking: bool, now: datetime | N
     flat = turns.flatten()
     bounds = np.concatenate(([0], np.cumsum(turns.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))))
     prompt_ids, token_ids = (_slices(flat.field(name)) for name in ("prompt_token_ids", "token_ids"))
-    names = ("turn", "content", "reasoning_content", "tool_calls", "finish_reason", "completion_tokens")
+    names = (
+        "turn",
+        "content",
+        "reasoning_content",
+        "tool_calls",
+        "finish_reason",
+        "prompt_tokens",
+        "completion_tokens",
+    )
     plain = {name: flat.field(name).to_pylist() for name in names}
     thinking = batch.column("thinking").to_pylist()
     tools = batch.column("tools").to_pylist()
@@ -67,6 +76,7 @@ def read_items(batch: pa.RecordBatch, preserve_thinking: bool, now: datetime | N
                 _answer(values),
                 prompt_ids(entry),
                 token_ids(entry),
+                values["prompt_tokens"],
                 values["completion_tokens"],
             )
 

@@ -67,11 +67,10 @@ class RowBuilder:
             if ours is None:
                 continue
             given = item.prompt_ids
-            if len(given) and not np.array_equal(given, ours):
-                other = self._other_day(item) if self._target.reads_clock else None
-                if other is None:
-                    self._reject(item.prompt_id, item.turn, Reason.RENDER_MISMATCH, describe_difference(given, ours))
-                    continue
+            mismatch = self._mismatch(item, ours)
+            if mismatch:
+                self._reject(item.prompt_id, item.turn, Reason.RENDER_MISMATCH, mismatch)
+                continue
             prompt = given if len(given) else ours
             item.exact = len(given) > 0
             sampled = self._with_end(item)
@@ -79,6 +78,18 @@ class RowBuilder:
             item.start, item.end = len(prompt), len(item.ids)
             ready.append(item)
         return ready
+
+    def _mismatch(self, item: Item, ours: Ids) -> str | None:
+        """How the server's prompt differs from ours. An engine that reports no prompt ids is held to their number."""
+        given = item.prompt_ids
+        if not len(given):
+            counted = item.prompt_tokens
+            if counted is None or counted == len(ours):
+                return None
+            return f"the server counted {counted} prompt tokens, the template gives {len(ours)}"
+        if np.array_equal(given, ours) or (self._target.reads_clock and self._other_day(item) is not None):
+            return None
+        return describe_difference(given, ours)
 
     def _with_end(self, item: Item) -> Ids:
         """Engines that report no id for the stop: the end of turn was sampled, since the answer ended by itself."""

@@ -1,5 +1,7 @@
 """One row an assistant turn; the mask is what the target sampled."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from completions import assistant, batch, completion, served, turn_of, without_ids
 from targets import FAMILY_SPECIALS, chatml_target, family_target, qwen36
@@ -63,6 +65,30 @@ def test_a_prompt_that_the_server_rendered_differently_is_a_reject():
     built = build(target, [row])
     assert reasons(built) == ["RENDER_MISMATCH"]
     assert "part at 3" in built.rejected.column("detail")[0].as_py()
+
+
+def test_an_engine_without_prompt_ids_is_held_to_their_number():
+    target = qwen36()
+    messages = [Message("user", "Why?"), assistant(ANSWER, THOUGHT)]
+    row = served(target, "p", messages, [f"{THOUGHT}\n</think>\n\n{ANSWER}<|im_end|>"])
+    prompt = row["turns"][0]["prompt_token_ids"]
+    row["turns"][0] |= {"prompt_token_ids": None, "ids_source": "logprobs"}
+    built = build(target, [row])
+    assert built.tokens.column("input_ids")[0].as_py() == prompt + row["turns"][0]["token_ids"]
+    assert built.tokens.column("ids_exact").to_pylist() == [False]
+    row["turns"][0]["prompt_tokens"] += 1
+    assert reasons(build(target, [row])) == ["RENDER_MISMATCH"]
+
+
+def test_a_prompt_sent_before_midnight_is_recognised():
+    target, now = family_target("gptoss"), datetime(2026, 3, 2, 0, 10, tzinfo=UTC)
+    messages = [Message("user", "Why?"), assistant(ANSWER)]
+    sampled = target.encode(f"<|channel|>final<|message|>{ANSWER}<|return|>")
+    for days, wanted in ((0, []), (1, []), (9, ["RENDER_MISMATCH"])):
+        prompt = target.prompt_ids(messages[:1], now=now - timedelta(days=days))
+        row = completion("p", messages, [turn_of(0, messages[1], prompt, sampled)])
+        builder = RowBuilder(target, TokenizationSettings(min_content_tokens=1), False, now)
+        assert reasons(builder.build(batch([row]))) == wanted
 
 
 def test_a_missing_stop_id_is_added_where_the_answer_ended_by_itself():
