@@ -8,12 +8,15 @@ field the result is UNKNOWN with a warning, never a crash: an answer may still b
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tasks.client.chat import ChatClient
 from tasks.client.outcomes import ChatOutcome, ChatRequest, OutcomeKind, Sampling
 from tasks.records import Expectation, GateMode, GateReport, Level, Message, Server
 from tasks.settings import SamplingSettings
-from tasks.target.text import TargetText
+
+if TYPE_CHECKING:  # its imports take seconds, and the GPU tests do without it
+    from tasks.target.text import TargetText
 
 PROMPTS = (
     "What is 17 + 25? Think about it briefly, then answer in one sentence.",
@@ -40,7 +43,7 @@ class Seen:
     detail: str = ""
 
 
-def look(server: Server, outcome: ChatOutcome, target: TargetText | None) -> Seen:
+def look(server: Server, outcome: ChatOutcome, target: "TargetText | None") -> Seen:
     """Read one outcome, from its exact ids where there are some."""
     reasoning, content, closed = outcome.reasoning_content, outcome.content, None
     ids = outcome.token_ids
@@ -116,7 +119,7 @@ def judge(seen: Sequence[Seen], sampling: SamplingSettings, mode: GateMode, poss
     return GateReport("thinking", verdict, level, mode, summary, tuple(found), steps if failed else ())
 
 
-async def ask(server: Server, target: TargetText | None, sampling: SamplingSettings) -> Seen:
+async def ask(server: Server, target: "TargetText | None", sampling: SamplingSettings) -> Seen:
     """One prompt, the second where the first was cut off. Never raises."""
     seen: Seen | None = None
     try:
@@ -135,7 +138,7 @@ async def ask(server: Server, target: TargetText | None, sampling: SamplingSetti
 
 
 async def thinking_canary(
-    servers: Sequence[Server], target: TargetText | None, sampling: SamplingSettings, mode: GateMode = "enforce"
+    servers: Sequence[Server], target: "TargetText | None", sampling: SamplingSettings, mode: GateMode = "enforce"
 ) -> GateReport:
     """Ask every server at once and judge."""
     seen = await asyncio.gather(*(ask(server, target, sampling) for server in servers))
@@ -144,7 +147,7 @@ async def thinking_canary(
 
 
 def _request(
-    server: Server, target: TargetText | None, sampling: SamplingSettings, request_id: str, prompt: str
+    server: Server, target: "TargetText | None", sampling: SamplingSettings, request_id: str, prompt: str
 ) -> ChatRequest:
     can = server.capabilities
     ids = None

@@ -120,12 +120,17 @@ def _higher(config: StartConfig, diagnosis: Diagnosis, limits: Limits) -> Step |
 
 
 def _lower(config: StartConfig, diagnosis: Diagnosis, limits: Limits) -> Step | None:
-    """By what the allocator said was missing (keys and values are two equal allocations), at least 0.05."""
+    """By what the allocator said was missing, at least 0.05.
+
+    The usual victim is the draft's KV cache, made after the pools: keys and values are two equal allocations, and a
+    lower fraction shrinks them as well as the pools.
+    """
     cut = 0.05
     found = re.search(GIB_PATTERN, diagnosis.evidence)
     if found:
-        tried, free = _gib(found[1], found[2]), _gib(found[4], found[5])
-        cut = max(cut, (2 * tried - free) / float(found[3]) + 0.02)
+        wanted, free, total = 2 * _gib(found[1], found[2]), _gib(found[4], found[5]), float(found[3])
+        shrinks = total * (1 + wanted / (config.mem_fraction * total))
+        cut = max(cut, (wanted - free) / shrinks + 0.02)
     return _fraction(config, max(MIN_FRACTION, config.mem_fraction - cut), limits)
 
 

@@ -56,13 +56,13 @@ class Blueprint:
     def _place(self, port: int, api_key: str) -> Place:
         target = self.target
         return Place(
-            model_path=target.model,
+            model_path=_path(target.model) or target.model,
             served_name=target.model,
             port=port,
             api_key=api_key,
             revision=target.revision if not Path(target.model).is_dir() else None,
-            tokenizer=target.tokenizer,
-            chat_template=target.chat_template,
+            tokenizer=_path(target.tokenizer),
+            chat_template=_path(target.chat_template),
             context_tokens=self.serving.context_tokens,
         )
 
@@ -74,6 +74,11 @@ class Blueprint:
         if not Path(self.target.model).exists():
             mounts.append(f"{Path.home() / '.cache' / 'huggingface'}:/root/.cache/huggingface")
         return mounts
+
+
+def _path(name: str | None) -> str | None:
+    """An absolute path where `name` is a file or folder here: a container has another working directory."""
+    return str(Path(name).absolute()) if name and Path(name).exists() else name
 
 
 def draw(

@@ -21,6 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+THINKING = "Okay, the user wants a short answer."
+ANSWER = "Hello there! How can I help you today?"
 READY = """Load weight begin. avail mem=139.13 GB
 Load weight end. elapsed=0.27 s, type=Qwen3_5ForConditionalGeneration, avail mem=88.07 GB, mem usage=51.05 GB.
 Load weight end. elapsed=0.00 s, type=Qwen3_5ForCausalLMMTP, avail mem=82.51 GB, mem usage=5.53 GB.
@@ -76,6 +78,9 @@ def handler(state: State) -> type[BaseHTTPRequestHandler]:
                 return self.reply(401, {"error": "no key"})
             while state.hung_at is not None:
                 time.sleep(0.1)
+            if self.path == "/generate":
+                meta = {"spec_accept_length": 2.909} if state.behaviour.get("accept_length", 1) else {}
+                return self.reply(200, {"text": "x", "output_ids": [1], "meta_info": meta})
             return self.reply(200, chat(state, body))
 
     return Handler
@@ -117,7 +122,7 @@ def answer(state: State, path: str) -> tuple[int, Any]:
 def chat(state: State, body: dict[str, Any]) -> dict[str, Any]:
     state.tokens += 40
     length = state.behaviour.get("accept_length", 2.9)
-    message: dict[str, Any] = {"role": "assistant", "content": "Hello there!", "reasoning_content": "A greeting."}
+    message: dict[str, Any] = {"role": "assistant", "content": ANSWER, "reasoning_content": THINKING}
     if not state.behaviour.get("think", True):
         message = {"role": "assistant", "content": "<think>A greeting.</think>Hello there!", "reasoning_content": None}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop"}

@@ -31,7 +31,10 @@ LOADED = (
     "Load weight begin. avail mem=139.13 GB\n"
     "Load weight end. elapsed=0.3 s, type=Qwen3_5ForConditionalGeneration, avail mem=88.07 GB, mem usage=51.05 GB.\n"
 )
-RESERVE = f"Spec v2 is enabled by default\n{LOADED}RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+RESERVE = (
+    f"Spec v2 is enabled by default\n{LOADED}"
+    "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+)
 OOM = f"{LOADED}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
@@ -375,7 +378,7 @@ def test_parity_canary_starts_once_without_speculation(bench: Bench) -> None:
     assert "--speculative-algorithm" not in first["flags"] and "--speculative-algorithm" in second["flags"]
     report = compare(fleet.servers, fleet.parity_reference, MtpSettings())
     assert report.verdict == "SAME" and fleet.plain_tok_s
-    changed = {prompt: "another answer" for prompt in fleet.parity_reference}
+    changed = dict.fromkeys(fleet.parity_reference, "another answer")
     assert compare(fleet.servers, changed, MtpSettings()).verdict == "DIFFERENT"
 
 

@@ -36,7 +36,7 @@ def test_sizes_of_the_27b_model_are_the_published_ones(model: Model) -> None:
 
 def test_a_dense_model_has_no_states() -> None:
     dense = parse_model(CONFIG_DENSE)
-    # 1,235,814,400 parameters are published for this shape; two norms of 64 a layer, which it lacks, are counted too.
+    # 1,235,814,400 parameters are published for this shape; two norms a layer that it lacks are counted too.
     assert dense.weight_bytes == pytest.approx(2 * 1_235_814_400, rel=1e-5)
     assert (dense.linear_layers, dense.mtp_layers, dense.mtp_weights) == (0, 0, False)
     made = plan(dense, 78 * GIB, Request("0.5.17", 0))
