@@ -162,7 +162,9 @@ class _Load:
         finally:
             self.open.discard(name)
         if outcome.kind in (OutcomeKind.OK, OutcomeKind.CUT, OutcomeKind.ABORTED) and outcome.completion_tokens:
-            self.answers.append(Answer(start_s, time.time(), outcome.completion_tokens, outcome.verify_ct))
+            # Acceptance is taken from whole answers: what an aborted one reports need not belong together.
+            steps = None if outcome.kind is OutcomeKind.ABORTED else outcome.verify_ct
+            self.answers.append(Answer(start_s, time.time(), outcome.completion_tokens, steps))
         elif not self.stopping:
             self.failures[outcome.kind.value] = self.failures.get(outcome.kind.value, 0) + 1
             self.last_failure = outcome.message
