@@ -1,6 +1,7 @@
 """Calibration of running servers without Prefect: what `regen calibrate` does."""
 
 import asyncio
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from tasks.calibration.outlook import estimate, made, rates_from, record
 from tasks.calibration.plots import throughput_png
 from tasks.calibration.search import Step
 from tasks.calibration.settings import BudgetSettings, CalibrationSettings
-from tasks.errors import DatasetError
+from tasks.errors import DatasetError, GateError
 from tasks.generation.engine import Engine
 from tasks.generation.settings import GenerationSettings
 from tasks.provisioning.fleet import open_fleet
@@ -29,7 +30,7 @@ from tasks.validation.run import validate
 from tasks.validation.settings import SourceSettings
 
 GATE_FAILED = 3
-screen = Console(stderr=True)
+screen = Console(stderr=True, width=None if sys.stderr.isatty() else 160, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,9 @@ async def _measure(options: Options, paths: RunPaths, engine: Engine, servers: l
     )
 
     def pending() -> int:
+        breaker = engine.report()
+        if breaker is not None and breaker.stops:
+            raise GateError(f"the answers are no good: {breaker.summary}", breaker.as_dict())
         progress = engine.progress()
         return progress.total - progress.done - progress.failed
 
@@ -167,7 +171,7 @@ def _show(result: CalibrationResult) -> None:
     if not rows:
         return
     grid = Table(title=calibration.describe(result))
-    names = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
+    names = [name for name in rows[0] if any(row[name] not in (None, "", 0) for row in rows)]
     for name in names:
         grid.add_column(name, justify="right")
     for row in rows:

@@ -17,6 +17,9 @@ RESOLUTION = 1.1
 GAP = 1.35
 """An interval wider than this ratio may hide a maximum."""
 
+SMALL = 8
+"""Below this many requests in flight nothing is saved by finding the exact start of a plateau."""
+
 PROMISING = 0.85
 """A local maximum below this share of the best cannot hide the best within half a doubling."""
 
@@ -56,8 +59,11 @@ def hidden_peak(fitting: Levels, noise: float) -> int | None:
     return None
 
 
-def below(fitting: Levels, choice: int, target_tok_s: float) -> int | None:
-    """The smallest concurrency that should reach `target_tok_s`, between the choice and the next lower level."""
+def below(fitting: Levels, choice: int, target_tok_s: float, smooth: bool = False) -> int | None:
+    """The smallest concurrency that should reach `target_tok_s`, between the choice and the next lower level.
+
+    `smooth`: all levels lie on one saturating curve.
+    """
     lower = [c for c in fitting if c < choice]
     if not lower:
         half = choice // 2
@@ -70,7 +76,11 @@ def below(fitting: Levels, choice: int, target_tok_s: float) -> int | None:
     share = min(1.0, max(0.0, (slow - wanted) / (slow - fast)))
     candidate = math.ceil(1 / (1 / low + share * (1 / choice - 1 / low)))
     candidate = max(candidate, math.ceil(low * RESOLUTION))
-    return candidate if candidate * RESOLUTION < choice and candidate > low else None
+    if candidate * RESOLUTION < choice and candidate > low:
+        return candidate
+    plateau = any(c > choice and stats.tok_s >= target_tok_s for c, stats in fitting.items())
+    # A curve with a kink reaches its plateau before the shape of a smooth one would.
+    return middle(low, choice, GAP) if plateau and not smooth and choice > SMALL else None
 
 
 def ceiling(fitting: Levels, top: int, most: float) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from tasks.calibration.levels import summarize
 from tasks.calibration.search import Search, Step
 from tasks.calibration.settings import CalibrationSettings
-from tasks.errors import RegenError, ServerError, StorageError
+from tasks.errors import ServerError, StorageError
 from tasks.records import CalibrationResult, LoadDriver, LoadWindow
 from tasks.runs import read_json, write_json
 
@@ -29,6 +29,9 @@ OVERDUE_S = 60.0
 
 WORK_FACTOR = 2
 """Prompts that must be left for each request in flight: a window needs every slot to be filled again."""
+
+POLL_S = 1.0
+"""Seconds between looks at the work that is left while a window is measured."""
 
 DRAINED = 1.1
 """Running at most this multiple of the limit counts as drained after the limit was lowered."""
@@ -58,8 +61,8 @@ async def calibrate(
     """Choose requests in flight for every live server and leave the driver at them.
 
     `capacities`: requests that each server says it runs at once. `pending`: prompts not yet answered; the search ends
-    before they run short. `watts`: mean power behind a server over its last seconds. `told` hears of every window.
-    Raises ServerError when no server could be measured.
+    before they run short, and what it raises (a gate's no) ends calibration. `watts`: mean power behind a server over
+    its last seconds. `told` hears of every window. Raises ServerError when no server could be measured.
     """
     names = driver.servers()
     if not names:
@@ -71,9 +74,12 @@ async def calibrate(
     searches = {name: Search(settings, (capacities or {}).get(name)) for name in names}
     failures: dict[str, str] = {}
     meter = _Meter(driver, settings, pending or (lambda: sys.maxsize), watts, told)
-    async with asyncio.TaskGroup() as group:
-        for name, search in searches.items():
-            group.create_task(_one(meter, name, search, failures))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name, search in searches.items():
+                group.create_task(_one(meter, name, search, failures))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
     result = _gather(searches, failures, key)
     if result.tok_s > 0 and not failures:
         write_json(cache_path(cache_dir, key), as_dict(result))
@@ -98,19 +104,28 @@ class _Meter:
         """One window; those taken while answers of a higher limit are still running are dropped."""
         self.driver.set_limit(name, step.concurrency)
         longest = max(self.settings.max_window_s, 2 * step.min_s)
-        window = await self._window(name, step.min_s, longest)
+        window = await self._window(name, step, longest)
         drops = max(1, round(2 * longest / step.min_s))
         while window.mean_running > DRAINED * window.concurrency + 1 and drops > 0:
-            window, drops = await self._window(name, step.min_s, longest), drops - 1
+            window, drops = await self._window(name, step, longest), drops - 1
         window = self._completed(name, window)
         log.info("%s %s %d: %.0f tok/s", name, step.phase, window.concurrency, window.tok_s)
         if self.told is not None:
             self.told(name, step, window)
         return window
 
-    async def _window(self, name: str, min_s: float, max_s: float) -> LoadWindow:
-        async with asyncio.timeout(2 * max_s + OVERDUE_S):
-            return await self.driver.window(name, min_s, max_s)
+    async def _window(self, name: str, step: Step, max_s: float) -> LoadWindow:
+        """The driver's window, cut short when the prompts run out: a limit that cannot be filled is not waited for."""
+        waiting = asyncio.ensure_future(self.driver.window(name, step.min_s, max_s))
+        try:
+            async with asyncio.timeout(2 * max_s + OVERDUE_S):
+                while not waiting.done() and self.pending() > 0:
+                    await asyncio.wait({waiting}, timeout=min(POLL_S, step.min_s / 4))
+                return (
+                    await waiting if waiting.done() else LoadWindow(name, step.concurrency, 0.0, 0.0, 0.0, starved=True)
+                )
+        finally:
+            waiting.cancel()
 
     def _completed(self, name: str, window: LoadWindow) -> LoadWindow:
         """Watts from the sensors; mean ITL in a steady state is requests running over tokens per second."""
@@ -129,7 +144,7 @@ async def _one(meter: _Meter, name: str, search: Search, failures: dict[str, str
                 search.finish(f"{meter.pending()} prompts left are too few for {step.concurrency} in flight")
                 break
             search.observe(await meter.measure(name, step))
-    except (RegenError, TimeoutError, KeyError) as error:
+    except (ServerError, TimeoutError, KeyError) as error:
         failures[name] = f"{type(error).__name__} {error}".strip()
         log.warning("%s could not be calibrated: %s", name, failures[name])
         return

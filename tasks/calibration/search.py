@@ -206,8 +206,7 @@ class Search:
         previous: LevelStats | None = None
         for level, stats in self.levels.items():
             if level == 1 or not (stats.queue_grows or retracts(stats, previous)):
-                found[level] = stats
-            previous = stats
+                found[level] = previous = stats
         return self._smooth(found)[0]
 
     def _target(self, levels: dict[int, LevelStats], levelled: bool = False) -> float:
@@ -230,7 +229,7 @@ class Search:
         candidate = (
             refine.above_capacity(levels, fitting)
             or refine.hidden_peak(fitting, self._noise)
-            or refine.below(fitting, self.choice, self._target(fitting))
+            or refine.below(fitting, self.choice, self._target(fitting), self._smooth(fitting)[1] is not None)
         )
         return Step(candidate, self._half_s, "refine") if candidate and candidate not in levels else None
 
