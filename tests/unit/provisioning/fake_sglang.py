@@ -69,11 +69,7 @@ def handler(state: State) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
             if self.path == "/fake":
-                if body.get("hang"):
-                    state.hung_at, state.running = time.time(), 2
-                if "exit" in body:
-                    os._exit(int(body["exit"]))
-                return self.reply(200, {})
+                return self.reply(200, hurt(state, body))
             if state.key and self.headers.get("authorization") != f"Bearer {state.key}":
                 return self.reply(401, {"error": "no key"})
             while state.hung_at is not None:
@@ -84,6 +80,14 @@ def handler(state: State) -> type[BaseHTTPRequestHandler]:
             return self.reply(200, chat(state, body))
 
     return Handler
+
+
+def hurt(state: State, body: dict[str, Any]) -> dict[str, Any]:
+    if body.get("hang"):
+        state.hung_at, state.running = time.time(), 2
+    if "exit" in body:
+        os._exit(int(body["exit"]))
+    return {}
 
 
 def answer(state: State, path: str) -> tuple[int, Any]:

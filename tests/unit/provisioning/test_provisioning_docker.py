@@ -17,7 +17,7 @@ from tasks.runs import RunPaths
 from tasks.settings import TargetSettings
 
 DOCKER = '''#!{python}
-"""`docker run … --publish 127.0.0.1:PORT:30000 … image python3 -m sglang.launch_server ARGS`, and `docker rm -f NAME`."""
+"""`docker run … image python3 -m sglang.launch_server ARGS` serves; `docker rm -f NAME` is only noted."""
 import json, os, sys
 sys.path.insert(0, {helpers!r})
 words = sys.argv[1:]

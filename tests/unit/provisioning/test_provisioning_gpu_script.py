@@ -12,9 +12,10 @@ from provisioning_helpers import write_interpreter, write_model
 
 SERVE = {"serve": True}
 OOM = (
-    "Load weight begin. avail mem=139.13 GB\nLoad weight end. elapsed=0 s, type=X, avail mem=138.9 GB, mem usage=0.2 GB.\n"
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 62.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
-    "which 13.00 GiB is free."
+    "Load weight begin. avail mem=139.13 GB\n"
+    "Load weight end. elapsed=0 s, type=X, avail mem=138.9 GB, mem usage=0.2 GB.\n"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 62.00 GiB. "
+    "GPU 0 has a total capacity of 139.80 GiB of which 13.00 GiB is free."
 )
 
 

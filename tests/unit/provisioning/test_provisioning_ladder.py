@@ -42,8 +42,8 @@ def test_a_fraction_that_is_too_low_is_raised_to_the_number_in_the_message() -> 
 def test_out_of_memory_in_the_pools_lowers_the_fraction_by_what_was_missing() -> None:
     high = dataclasses.replace(CONFIG, mem_fraction=0.876)
     turned = step(Failure.OOM_POOLS, high, evidence=OOM)
-    # Keys and values of the draft are 2 × 31.98 GiB, 16.60 were free of 139.80; at 0.63 pools of 41 and 46 GiB and a draft
-    # of 46 fit together.
+    # Keys and values of the draft are 2 × 31.98 GiB, 16.60 were free of 139.80; at 0.63 states of 41, KV of 46 and a
+    # draft of 46 GiB fit together.
     assert turned.config.mem_fraction == pytest.approx(0.633, abs=2e-3)
 
 

@@ -60,7 +60,7 @@ def test_each_version_follows_one_generation(version: str, expected: Generation)
 
 
 TABLE = [
-    # available GiB, fraction, running, radix, bf16 → requests of 0.5.11, of 0.5.23 (None: does not start), tokens of both
+    # available GiB, fraction, running, radix, bf16 → requests of 0.5.11, 0.5.23 (None: does not start), tokens of both
     (94.5, 0.80, 48, True, False, None, 8, None, 195_000),
     (94.5, 0.90, 48, True, False, 4, 11, 58_000, 277_000),
     (94.5, 0.90, 16, True, False, 16, 11, 216_000, 277_000),
