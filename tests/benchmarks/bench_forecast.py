@@ -4,8 +4,8 @@ Limits: the 90 % interval holds the truth in 85 to 95 % of the runs, its median 
 median error is <= 10 %. Runs are SIMULATED (slots and lengths in numbers, no server): 30,000 to 300,000 prompts (the
 mission has 902,087, which is easier), 32 to 256 slots; lengths log-normal, Lomax (power law), Weibull or a mixture of
 short and thinking answers, cut at 32,768 tokens, mean about 1,800. Throughput saturates over requests in flight, is
-measured with an error of 2 % and drifts. At the moment of the forecast up to half of the started answers are unfinished.
-`done ÷ elapsed` is the naive estimate, for comparison. Rows by prompts show what few finished answers cost.
+measured with an error of 2 % and drifts. At the moment of the forecast up to half of the started answers are
+unfinished. `done ÷ elapsed` is the naive estimate, for comparison. Rows by prompts show what few finished answers cost.
 
     python tests/benchmarks/bench_forecast.py [--small]
 """
