@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from tasks.errors import StorageError, VerificationError
 from tasks.records import FileEntry
@@ -18,6 +19,9 @@ from tasks.storage.digests import Digest, digest_file
 from tasks.storage.reader import buffered
 from tasks.storage.s3_client import Caller, Checksums, Retry, make_client
 from tasks.storage.s3_errors import DamagedError, S3Error, Trouble
+
+STAGE = ".probe-stage-"
+"""Prefix of objects that are about to be copied to their key; listings leave `.probe-` out."""
 
 SENDS = 3
 """Times a whole object is sent again after its stored bytes were found wrong."""
@@ -93,6 +97,8 @@ class S3Store:
 
     def put_bytes(self, key: str, data: bytes, *, if_match: str | None = None, if_none_match: bool = False) -> str:
         """One request. Where the store ignores conditions, the version is compared just before and bytes just after."""
+        if not (self.abilities.checks or self.abilities.md5):
+            return self._put_staged(key, data, if_match, if_none_match)
         conditions: dict[str, Any] = {}
         if self.abilities.conditions:
             conditions |= {"IfMatch": if_match} if if_match else {}
@@ -273,6 +279,31 @@ class S3Store:
             return self.client.put_object(Body=data, **names)
 
         return str(self.caller.attempt(f"sending {key}", put)["ETag"])
+
+    def _put_staged(self, key: str, data: bytes, if_match: str | None, if_none_match: bool) -> str:
+        """For stores that keep whatever arrives: write aside, read back, then copy inside the store.
+
+        A reader never sees damaged bytes under `key`; the condition is compared just before the copy.
+        """
+        stage = f"{STAGE}{uuid4().hex}"
+        try:
+            for _ in range(SENDS):
+                self._put(stage, data, hashlib.sha256(data).hexdigest(), {}, [])
+                if self._proven(stage, Digest(len(data), hashlib.sha256(data).hexdigest())):
+                    break
+            else:
+                raise VerificationError(f"{self.url}/{key}: stored bytes stayed wrong after {SENDS} tries")
+            if if_match or if_none_match:
+                self._compare(key, if_match)
+            names = {"Bucket": self.bucket, "Key": self._prefix + key}
+            source = {"Bucket": self.bucket, "Key": self._prefix + stage}
+            self.caller.attempt(f"publishing {key}", lambda: self.client.copy_object(CopySource=source, **names))
+        finally:
+            self.delete(stage)
+        found, version = self._peek(key)
+        if found != data:
+            raise ConflictError(f"{self.url}/{key} was written by somebody else at the same time; read it and merge")
+        return version
 
     def _compare(self, key: str, if_match: str | None) -> None:
         try:

@@ -82,6 +82,10 @@ class DamagedError(Exception):
     """Bytes arrived here that are not what the store has; reading again may help."""
 
 
+UNREADABLE = (DamagedError, ResponseParserError, boto.FlexibleChecksumError, ValueError, KeyError)
+"""Also what botocore raises on an answer that was damaged on its way: a date that is none, a missing element."""
+
+
 def classify(error: BaseException) -> Trouble | None:
     """What to do about `error`; None for errors that are not the store's."""
     if isinstance(error, boto.ClientError):
@@ -91,7 +95,7 @@ def classify(error: BaseException) -> Trouble | None:
         return Trouble.TRANSIENT if (status >= 500 and status != 501) or status in (408, 429) else Trouble.REFUSED
     if isinstance(error, NO_CREDENTIALS):
         return Trouble.CREDENTIALS
-    if isinstance(error, (DamagedError, boto.FlexibleChecksumError, ResponseParserError)):
+    if isinstance(error, UNREADABLE):
         return Trouble.DAMAGED
     if isinstance(error, CONNECTION):
         return Trouble.TRANSIENT
