@@ -90,9 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site.wait_healthy()
         made = site.run("prefect", "work-pool", "create", "gpu", "--type", "process", "--overwrite")
         assert made.returncode == 0, made.stderr
-        deployed = site.run(
-            "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"
-        )
+        deployed = site.run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
         assert deployed.returncode == 0, deployed.stdout + deployed.stderr
         running.append(site.start("worker", "prefect", "worker", "start", "--pool", "gpu", "--type", "process"))
         yield site
@@ -119,7 +117,14 @@ def test_every_deployment_is_registered_with_its_form(site: Site) -> None:
 def test_the_demo_runs_through_a_worker_and_publishes(site: Site) -> None:
     source = {"paths": ["demo:prompts"], "gate": "monitor", "limit": 10}
     ran = site.run(
-        "prefect", "deployment", "run", "regen/demo", "--param", f"source={json.dumps(source)}", "--watch", timeout_s=400
+        "prefect",
+        "deployment",
+        "run",
+        "regen/demo",
+        "--param",
+        f"source={json.dumps(source)}",
+        "--watch",
+        timeout_s=400,
     )
     log = (site.folder / "worker.log").read_text()
     assert ran.returncode == 0, ran.stdout[-2000:] + log[-6000:]
@@ -132,7 +137,7 @@ def test_the_demo_runs_through_a_worker_and_publishes(site: Site) -> None:
     artifacts = site.post("/artifacts/latest/filter", {"limit": 100})
     assert isinstance(artifacts, list)
     keys = {a["key"] for a in artifacts}
-    assert {"progress", "reject-reasons", "calibration", "report"} <= keys, keys
+    assert {"progress", "validation-reasons", "calibration", "report"} <= keys, keys
 
 
 @pytest.mark.slow
