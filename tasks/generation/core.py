@@ -177,6 +177,8 @@ class Core:
         return question, outcome
 
     async def _settle(self, job: Job, line: Line, question: Question | None, outcome: ChatOutcome) -> None:
+        if self.stopping and outcome.kind is not OutcomeKind.OK:
+            return  # aborted by our own stop: it stays pending
         job.attempts_total += 1
         if question is None:
             reason = Reason(outcome.finish_reason) if outcome.finish_reason else Reason.CONTEXT_OVERFLOW

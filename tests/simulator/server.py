@@ -49,6 +49,8 @@ class SimServer:
         self.keep_bodies = False
         self.aborted: list[str] = []
         self.answered: dict[str, int] = {}
+        self.services: list[float] = []  # real seconds each finished request needs when nothing waits
+        self.last_end_s = 0.0
         self.batch: Batch
         self._state = "ok"
         self._heartbeat: float | None = None
@@ -260,6 +262,8 @@ class SimServer:
             script.usage_tokens = len(script.ids)
         else:
             self.finished += 1
+            self.services.append(script.work / (self.settings.request_tok_s * self.settings.speedup))
+            self.last_end_s = asyncio.get_running_loop().time()
             self.answered[rid] = self.answered.get(rid, 0) + 1
         return ended
 

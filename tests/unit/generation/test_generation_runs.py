@@ -13,6 +13,7 @@ from simulator.faults import REQUEST_FAULTS
 
 from tasks.errors import GateError, ServerError, SpecError, StorageError
 from tasks.generation.engine import EngineStopped
+from tasks.generation.journal import Kind
 from tasks.generation.plan import done_ids, ledger, pending_ids
 from tasks.records import Message, Prompt
 
@@ -47,6 +48,7 @@ async def test_a_stop_keeps_what_is_finished_and_a_resume_asks_only_for_the_rest
         aborted = sum(len(server.aborted) for server in fleet.servers)
         books = ledger(paths)
         assert books.done and books.pending and not books.failed
+        assert not any(e.kind is Kind.ATTEMPT for e in first._store.open(0).journal.entries)  # an abort is no attempt
         assert aborted >= 8
         before = dict(fleet.answered())
         await finish(engine(paths, fleet, limits=8))
