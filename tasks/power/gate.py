@@ -204,6 +204,13 @@ def _report(gate: str, rig: Rig, measured: Sequence[_Measured], notes: Sequence[
         Expectation("answers", False, f"{m.server.name}: {dict(m.probe.failures)}, last: {m.probe.last_failure}")
         for m in dead
     ]
+    extra += [
+        Expectation("steady window", False, f"{m.server.name}: {problem}", Level.WARNING)
+        for m in measured
+        if m.expected is not None
+        for stats in m.evidence.stats
+        for problem in window_problems(stats, rig.rules)
+    ]
     windows = {m.server.name: [m.probe.start_s, m.probe.end_s] for m in measured}
     report = replace(
         report,

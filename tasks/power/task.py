@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.errors import GateError
 from tasks.power import gate
@@ -16,6 +18,8 @@ from tasks.records import GateReport, Server
 from tasks.ui import task as ui
 
 GATE_TIMEOUT_S = 1800
+FRESH: dict[str, Any] = {"persist_result": False, "cache_policy": NO_CACHE}
+"""A resumed run probes again: yesterday's watts say nothing about today's GPU."""
 
 
 async def _show(report: GateReport, rig: Rig) -> GateReport:
@@ -32,13 +36,13 @@ async def _show(report: GateReport, rig: Rig) -> GateReport:
     return report
 
 
-@task(name="power-hard-rules", retries=1, retry_delay_seconds=5, timeout_seconds=GATE_TIMEOUT_S, persist_result=False)
+@task(name="power-hard-rules", retries=1, retry_delay_seconds=5, timeout_seconds=GATE_TIMEOUT_S, **FRESH)
 async def hard_rules(rig: Rig) -> GateReport:
     """Hung, hardware-throttled, or speculation absent? Raises GateError after the retries."""
     return await _show(await gate.hard_rules(rig), rig)
 
 
-@task(name="power-baseline", retries=1, retry_delay_seconds=5, timeout_seconds=GATE_TIMEOUT_S, persist_result=False)
+@task(name="power-baseline", retries=1, retry_delay_seconds=5, timeout_seconds=GATE_TIMEOUT_S, **FRESH)
 async def baseline_gate(
     rig: Rig, limits: Mapping[str, int], baselines: Baselines, hard_rules_passed: bool = True
 ) -> GateReport:
@@ -47,7 +51,7 @@ async def baseline_gate(
     return await _show(report, rig)
 
 
-@task(name="power-diagnose", timeout_seconds=600, persist_result=False)
+@task(name="power-diagnose", timeout_seconds=600, **FRESH)
 async def diagnose_server(rig: Rig, server: Server, folder: Path | None = None) -> Diagnosis:
     """Why is the GPU starved? A table of hypotheses and the shares of GPU time, as artifacts."""
     found = await diagnose(rig, server, folder=folder)
