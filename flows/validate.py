@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.local_target import local_target
 from tasks.errors import GateError
 from tasks.settings import TargetSettings
 from tasks.validation.settings import SourceSettings
@@ -28,7 +29,7 @@ async def validate(
     if target is not None:
         from tasks.target.load import load_target
 
-        text = await asyncio.to_thread(load_target, await asyncio.to_thread(_local, target))
+        text = await asyncio.to_thread(load_target, await asyncio.to_thread(local_target, target))
     result = await validate_sources(source, text, Path(out_dir), for_training=for_training)
     if result.report.stops:
         raise GateError(f"{result.report.verdict}: {result.report.summary}", result.report.as_dict())
@@ -42,12 +43,3 @@ async def validate(
         "rejected_path": result.rejected_path,
         "prompts_path": result.prompts_path,
     }
-
-
-def _local(target: TargetSettings) -> TargetSettings:
-    """The embedded model's tokenizer as a directory; anything else as it is."""
-    if not target.model.startswith("embedded:"):
-        return target
-    from tasks.provisioning.embedded import materialize_target
-
-    return target.model_copy(update={"tokenizer": str(materialize_target())})

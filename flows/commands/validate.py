@@ -62,9 +62,10 @@ def command(
     settings = SourceSettings(paths=sources, **options)
     text = None
     if target:
+        from flows.local_target import local_target
         from tasks.target.load import load_target
 
-        text = load_target(TargetSettings(model=target, chat_template=chat_template))
+        text = load_target(local_target(TargetSettings(model=target, chat_template=chat_template)))
     with tempfile.TemporaryDirectory(prefix="regen-validate-") as folder:
         result = validate(settings, text, Path(folder), for_training=not prompts_only)
         show(result, settings)

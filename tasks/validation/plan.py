@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 from tasks.errors import DatasetError
 from tasks.validation.columns import group_rows
@@ -52,9 +53,10 @@ def _groups(source: Source) -> Iterator[Part]:
     held: list[int] = []
     rows = 0
     sizes = group_rows(source)
+    row_bytes = Path(source.path).stat().st_size / max(sum(sizes), 1)
     for index, size in enumerate(sizes):
         held.append(index)
         rows += size
         if rows >= UNIT_ROWS or index == len(sizes) - 1:
-            yield first_row, rows, rows * 1000, None, tuple(held)
+            yield first_row, rows, round(rows * row_bytes), None, tuple(held)
             first_row, rows, held = first_row + rows, 0, []

@@ -8,11 +8,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import DatasetError, SpecError
+import psutil
+
+from tasks.errors import DatasetError, SpecError, StorageError
 from tasks.records import ValidationResult
 from tasks.validation import worker
 from tasks.validation.merge import Exclusions, Merged, Writer, merge_kept
@@ -35,6 +37,9 @@ from tasks.validation.verdict import Sums, judge
 
 if TYPE_CHECKING:  # importing it loads transformers, which a set without a target need not wait for
     from tasks.target.text import TargetText
+
+RESULTS = ("prompts", "rejected", "kept_tokens")
+"""Names of the files that validation leaves; the last only where tokenized rows are judged for training."""
 
 SMALL_BYTES = 24 << 20
 """Below this, starting worker processes (about 1.5 s) costs more than they save."""
@@ -76,8 +81,7 @@ def validate(
 
     Raises DatasetError when a source cannot be read, VerificationError when the sums are not proven by id.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".validation-", dir=out_dir))
+    folder = _working_folder(out_dir)
     try:
         sources = resolve(settings, folder)
         _check_target(sources, target, for_training)
@@ -86,9 +90,25 @@ def validate(
         found, partitions = _judge_all(sources, policy, folder, progress)
         if not found.rows:
             raise DatasetError(f"{', '.join(settings.paths)}: not one row in {len(sources)} file(s)")
-        return _finish(found, partitions, sources, policy, out_dir, skip_ids)
+        result = _finish(found, partitions, sources, policy, folder, skip_ids)
+        return _publish(result, folder, out_dir)
+    except OSError as error:
+        raise StorageError(f"cannot write under {out_dir}: {error.strerror or error}; free space there") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _working_folder(out_dir: Path) -> Path:
+    """A folder for spilled rows beside the results; those of processes that were killed are removed."""
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for left in out_dir.glob(".validation-*"):
+            owner = left.name.split("-")[1]
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(left, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=f".validation-{os.getpid()}-", dir=out_dir))
+    except OSError as error:
+        raise StorageError(f"cannot create {out_dir}: {error.strerror or error}; choose another folder") from error
 
 
 def _check_target(sources: list[Source], target: "TargetText | None", for_training: bool) -> None:
@@ -165,10 +185,10 @@ def _finish(
     partitions: int,
     sources: list[Source],
     policy: Policy,
-    out_dir: Path,
+    folder: Path,
     skip_ids: Container[str] | Path | None,
 ) -> ValidationResult:
-    prompts, rejected, tokens = (out_dir / f"{name}.parquet" for name in ("prompts", "rejected", "kept_tokens"))
+    prompts, rejected, tokens = (folder / f"{name}.parquet" for name in RESULTS)
     settings = policy.settings
     exclude = Exclusions(read_ids(skip_ids), near_duplicates(found.signatures, settings.near_duplicate_threshold))
     with Writer(prompts, PROMPTS) as out, Writer(rejected, REJECTED) as bad:
@@ -182,8 +202,19 @@ def _finish(
     return _result(found, merged, token_sums, policy, prompts, rejected)
 
 
+def _publish(result: ValidationResult, folder: Path, out_dir: Path) -> ValidationResult:
+    """Move the finished files to their place: a crash leaves the old ones or the new ones, never half a file."""
+    for name in RESULTS:
+        made, place = folder / f"{name}.parquet", out_dir / f"{name}.parquet"
+        if made.exists():
+            made.replace(place)
+        else:
+            place.unlink(missing_ok=True)
+    prompts, rejected = (str(out_dir / f"{name}.parquet") for name in RESULTS[:2])
+    return replace(result, prompts_path=prompts, rejected_path=rejected)
+
+
 def _token_sums(parts: list[TokenPart], policy: Policy, path: Path, bad: Writer) -> TokenSums:
-    path.unlink(missing_ok=True)
     if not parts:
         return TokenSums()
     with Writer(path, KEPT_TOKENS) as kept:

@@ -34,6 +34,9 @@ CODE = {reason: index for index, reason in enumerate(CODES) if reason}
 IGNORED_LABEL = -100
 """The label that PyTorch's cross entropy skips; Hugging Face trainers use it for unsupervised tokens."""
 
+TokenRow = tuple[int, str | None, Any, Any]
+"""Row number, the id it brought along, input_ids, and the mask or the labels."""
+
 CountMany = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]
 
 
@@ -194,44 +197,47 @@ def row_hashes(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.u
 
 @dataclass(slots=True)
 class TokenRows:
-    """Tokenized rows of JSON lines, collected for one columnar judgement."""
+    """Tokenized rows of JSON lines, collected for one columnar judgement (rows with a mask, and rows with labels)."""
 
     source: str
-    numbers: list[int] = field(default_factory=list)
-    row_ids: list[str | None] = field(default_factory=list)
-    ids: list[Any] = field(default_factory=list)
-    masks: list[Any] = field(default_factory=list)
-    labels: bool = False
+    masked: list[TokenRow] = field(default_factory=list)
+    labelled: list[TokenRow] = field(default_factory=list)
 
     def add(self, number: int, row_id: str | None, row: dict[str, Any]) -> None:
         """One row with `input_ids` and `loss_mask` or `labels`."""
         mask = row.get("loss_mask")
-        self.labels = self.labels or mask is None
-        self.numbers.append(number)
-        self.row_ids.append(row_id)
-        self.ids.append(row["input_ids"])
-        self.masks.append(row.get("labels") if mask is None else mask)
+        if mask is None:
+            self.labelled.append((number, row_id, row["input_ids"], row.get("labels")))
+        else:
+            self.masked.append((number, row_id, row["input_ids"], mask))
 
-    def judge(self, policy: Policy, collected: Collected) -> TokenPart | None:
-        """Training: a part for the tally. Regeneration: prompts and rejects go into `collected`."""
-        if not self.numbers:
-            return None
-        good = [i for i in range(len(self.numbers)) if _is_ints(self.ids[i]) and _is_ints(self.masks[i])]
-        for i in sorted(set(range(len(self.numbers))) - set(good)):
-            reason = Reason.NULL_ROW if self.masks[i] is None else Reason.BAD_IDS
-            detail = "no loss_mask and no labels" if self.masks[i] is None else "expected two lists of integers"
-            collected.reject(self.numbers[i], self.row_ids[i], RowError(reason, detail))
-        if not good:
-            return None
-        kind = pa.large_list(pa.int64())
-        ids, masks = pa.array([self.ids[i] for i in good], kind), pa.array([self.masks[i] for i in good], kind)
-        part = scan(ids, masks, rules_of(policy), labels=self.labels, first_row=0, source=self.source)
-        part.rows = np.array([self.numbers[i] for i in good], np.int64)
-        part.ids = pa.array([self.row_ids[i] for i in good], pa.string())
-        if policy.for_training:
-            return part
-        decode_prompts(ids, part, policy, collected)
-        return None
+    def judge(self, policy: Policy, collected: Collected) -> list[TokenPart]:
+        """Training: parts for the tally. Regeneration: prompts and rejects go into `collected`."""
+        parts = []
+        for rows, labels in ((self.masked, False), (self.labelled, True)):
+            good = [row for row in rows if _check_types(row, collected)]
+            if not good:
+                continue
+            numbers, row_ids, ids, masks = zip(*good, strict=True)
+            array, marks = pa.array(ids, pa.large_list(pa.int64())), pa.array(masks, pa.large_list(pa.int64()))
+            part = scan(array, marks, rules_of(policy), labels=labels, first_row=0, source=self.source)
+            part.rows, part.ids = np.array(numbers, np.int64), pa.array(row_ids, pa.string())
+            if policy.for_training:
+                parts.append(part)
+            else:
+                decode_prompts(array, part, policy, collected)
+        return parts
+
+
+def _check_types(row: TokenRow, collected: Collected) -> bool:
+    number, row_id, ids, mask = row
+    if mask is None:
+        collected.reject(number, row_id, RowError(Reason.NULL_ROW, "no loss_mask and no labels"))
+    elif not (_is_ints(ids) and _is_ints(mask)):
+        collected.reject(number, row_id, RowError(Reason.BAD_IDS, "expected two lists of integers"))
+    else:
+        return True
+    return False
 
 
 def _is_ints(value: Any) -> bool:

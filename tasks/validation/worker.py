@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.errors import DatasetError
 from tasks.validation.columns import columnar_rows
+from tasks.validation.lines import Block
 from tasks.validation.lines import rows as line_rows
 from tasks.validation.policy import Policy
 from tasks.validation.reasons import Reason, RowError
 from tasks.validation.scan import scan_unit
 from tasks.validation.spill import Collected, rejects_table, write_kept, write_table
 from tasks.validation.tokenized import TokenPart, TokenRows, decode_prompts, rules_of
-from tasks.validation.units import Unit
+from tasks.validation.units import Source, Unit
 
 ID_FIELDS = ("id", "uuid", "conversation_id", "question_id", "prompt_id", "primary_id")
 
@@ -63,8 +65,7 @@ def work(unit: Unit) -> UnitResult:
                 # Not expected: canonical() answers for every JSON value. The row is data all the same.
                 failure = RowError(Reason.UNREADABLE_ROW, f"{type(error).__name__}: {error}")
                 collected.reject(number, _row_id(value), failure)
-    part = tokenized.judge(policy, collected)
-    return _leave(unit, policy, collected, [part] if part else [])
+    return _leave(unit, policy, collected, tokenized.judge(policy, collected))
 
 
 def _tokenized(unit: Unit, policy: Policy, collected: Collected) -> UnitResult:
@@ -90,11 +91,20 @@ def unit_rows(unit: Unit, policy: Policy) -> Iterator[tuple[int, Any]]:
         return iter([(block.first_row, RowError(Reason.LINE_TOO_LONG, detail))])
     data = block.data
     if data is None:
-        with Path(unit.source.path).open("rb") as file:
-            file.seek(block.start)
-            data = file.read(block.length)
+        data = _read(unit.source, block)
     found = line_rows(data, block.first_row, max_line=max_line, last=block.last)
     return found if unit.rows >= block.lines else _first(found, block.first_row + unit.rows)
+
+
+def _read(source: Source, block: Block) -> bytes:
+    try:
+        with Path(source.path).open("rb") as file:
+            file.seek(block.start)
+            return file.read(block.length)
+    except OSError as error:
+        raise DatasetError(
+            f"cannot read {source.label}: {error.strerror or error}; did it change meanwhile?"
+        ) from error
 
 
 def _first(found: Iterator[tuple[int, Any]], end: int) -> Iterator[tuple[int, Any]]:

@@ -1,0 +1,12 @@
+"""A target that is named after something installed here, as a directory."""
+
+from tasks.settings import TargetSettings
+
+
+def local_target(target: TargetSettings) -> TargetSettings:
+    """The embedded model's tokenizer as a directory; any other target as it is. Raises TargetError."""
+    if not target.model.startswith("embedded:"):
+        return target
+    from tasks.provisioning.embedded import materialize_target
+
+    return target.model_copy(update={"tokenizer": str(materialize_target())})
