@@ -9,6 +9,7 @@ from prefect import flow
 
 from flows import machines, stages
 from flows.hooks import end_leftovers, run_name
+from flows.mtp_steps import compare_steps, with_steps
 from flows.session import open_session
 from flows.spec import RegenSpec
 from tasks.calibration.settings import BudgetSettings, CalibrationSettings
@@ -57,6 +58,8 @@ async def calibrate(
         prompts = await stages.validation(run)
         if not prompts.pending:
             return await stages.nothing_to_do(run, prompts)
+        if calibration.compare_mtp_steps:
+            run.spec = with_steps(run.spec, (await compare_steps(run, prompts)).best.steps)
         async with machines.servers(run) as (fleet, rig):
             await machines.canaries(run, fleet)
             await machines.power_hard_rules(run, rig)

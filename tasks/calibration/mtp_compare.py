@@ -7,6 +7,7 @@ token; then fewest steps (least memory for drafts).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tasks.calibration.levels import LevelStats, summarize
 from tasks.records import LoadWindow
@@ -51,6 +52,23 @@ def compare(windows: Mapping[int, Sequence[LoadWindow]], limits: Mapping[int, in
     equal = [c for c in candidates if c.tok_s >= (1 - SAME) * fastest.tok_s]
     best = min(equal, key=lambda c: (c.j_per_token if c.j_per_token is not None else float("inf"), c.steps))
     return Comparison(tuple(candidates), best, _reason(best, fastest, equal))
+
+
+def rows_of(result: Comparison, failures: Mapping[int, str] | None = None) -> list[dict[str, Any]]:
+    """The comparison as a table; settings that could not be measured say why."""
+    rows: list[dict[str, Any]] = [
+        {
+            "draft steps": candidate.steps or "off",
+            "best": "✓" if candidate == result.best else "",
+            "in flight": candidate.concurrency,
+            "output tok/s": round(candidate.tok_s, 1),
+            "J/token": None if candidate.j_per_token is None else round(candidate.j_per_token, 3),
+            "acceptance length": candidate.accept_length,
+            "note": "",
+        }
+        for candidate in result.candidates
+    ]
+    return rows + [{"draft steps": steps or "off", "note": reason} for steps, reason in (failures or {}).items()]
 
 
 def _candidate(steps: int, stats: LevelStats) -> Candidate:
