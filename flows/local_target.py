@@ -4,9 +4,9 @@ from tasks.settings import TargetSettings
 
 
 def local_target(target: TargetSettings) -> TargetSettings:
-    """The embedded model's tokenizer as a directory; any other target as it is. Raises TargetError."""
+    """The embedded model's own directory; any other target as it is. Raises TargetError."""
     if not target.model.startswith("embedded:"):
         return target
     from tasks.provisioning.embedded import materialize_target
 
-    return target.model_copy(update={"tokenizer": str(materialize_target())})
+    return target.model_copy(update={"model": str(materialize_target())})

@@ -29,7 +29,7 @@ from tasks.validation.settings import SourceSettings
 from tasks.validation.sources import resolve
 from tasks.validation.spill import read_rejects
 from tasks.validation.sums import prove
-from tasks.validation.tally import TokenSums, summarise
+from tasks.validation.tally import TokenSums, observe, summarise
 from tasks.validation.texts import benchmark_texts
 from tasks.validation.tokenized import TokenPart, rules_of
 from tasks.validation.units import Source, Unit
@@ -60,6 +60,7 @@ class _Found:
     kept_paths: list[str] = field(default_factory=list)
     reject_paths: list[str] = field(default_factory=list)
     parts: list[TokenPart] = field(default_factory=list)
+    observed: list[TokenPart] = field(default_factory=list)
     signatures: list[tuple[str, bytes]] = field(default_factory=list)
 
 
@@ -140,6 +141,7 @@ def _judge_all(sources: list[Source], policy: Policy, folder: Path, progress: Pr
         found.kept_paths += [result.kept_path] if result.kept_path else []
         found.reject_paths += [result.rejects_path] if result.rejects_path else []
         found.parts += result.parts
+        found.observed += result.observed
         found.signatures += result.signatures
         advance(unit)
     return found, partitions
@@ -197,7 +199,7 @@ def _finish(
         merged = Merged()
         if found.kept_paths:
             merged = merge_kept(found.kept_paths, [s.label for s in sources], partitions, out, bad, exclude)
-        token_sums = _token_sums(found.parts, policy, tokens, bad)
+        token_sums = _token_sums(found.parts, found.observed, policy, tokens, bad)
     prove(prompts, tokens, rejected, found.rows)
     return _result(found, merged, token_sums, policy, prompts, rejected)
 
@@ -214,11 +216,13 @@ def _publish(result: ValidationResult, folder: Path, out_dir: Path) -> Validatio
     return replace(result, prompts_path=prompts, rejected_path=rejected)
 
 
-def _token_sums(parts: list[TokenPart], policy: Policy, path: Path, bad: Writer) -> TokenSums:
+def _token_sums(
+    parts: list[TokenPart], observed: list[TokenPart], policy: Policy, path: Path, bad: Writer
+) -> TokenSums:
+    decode = policy.target.decode if policy.target else None
     if not parts:
-        return TokenSums()
+        return TokenSums(details=observe(observed, policy.settings.min_content_tokens, decode))
     with Writer(path, KEPT_TOKENS) as kept:
-        decode = policy.target.decode if policy.target else None
         return summarise(parts, policy.settings.min_content_tokens, kept, bad, decode)
 
 

@@ -47,10 +47,15 @@ def summarise(
     duplicates = {reason.value for reason in DUPLICATE_REASONS}
     lost = Counter({code: n for code, n in reasons.items() if code in duplicates})
     rejects = Counter({code: n for code, n in reasons.items() if code not in duplicates})
-    details = describe(parts, floor)
+    return TokenSums(rows, rows - reasons.total(), rejects, lost, observe(parts, floor, decode))
+
+
+def observe(parts: Sequence[TokenPart], floor: int, decode: Callable[[list[int]], str] | None) -> dict[str, Any]:
+    """`describe`, with one example of a row below the floor."""
+    details = describe(parts, floor) if parts else {}
     if shown := _example(parts, details, decode):
         details["example"] = shown
-    return TokenSums(rows, rows - reasons.total(), rejects, lost, details)
+    return details
 
 
 def _example(

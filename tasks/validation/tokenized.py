@@ -212,7 +212,7 @@ class TokenRows:
             self.masked.append((number, row_id, row["input_ids"], mask))
 
     def judge(self, policy: Policy, collected: Collected) -> list[TokenPart]:
-        """Training: parts for the tally. Regeneration: prompts and rejects go into `collected`."""
+        """Parts for the tally; where one regenerates, prompts and rejects go into `collected` as well."""
         parts = []
         for rows, labels in ((self.masked, False), (self.labelled, True)):
             good = [row for row in rows if _check_types(row, collected)]
@@ -222,9 +222,8 @@ class TokenRows:
             array, marks = pa.array(ids, pa.large_list(pa.int64())), pa.array(masks, pa.large_list(pa.int64()))
             part = scan(array, marks, rules_of(policy), labels=labels, first_row=0, source=self.source)
             part.rows, part.ids = np.array(numbers, np.int64), pa.array(row_ids, pa.string())
-            if policy.for_training:
-                parts.append(part)
-            else:
+            parts.append(part)
+            if not policy.for_training:
                 decode_prompts(array, part, policy, collected)
         return parts
 

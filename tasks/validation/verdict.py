@@ -65,7 +65,19 @@ def _share(part: int, whole: int) -> float:
 
 def _old(sums: Sums) -> str:
     bad = sum(sums.regenerate.values())
-    return f"; the old response of {bad:,} of them is bad and is regenerated with them" if bad else ""
+    if not bad:
+        return ""
+    return f"; {bad:,} of them ({_share(bad, sums.kept):.1%}) have a bad old response{_common_mask(sums)}"
+
+
+def _common_mask(sums: Sums) -> str:
+    common = sums.tokens.get("common_mask")
+    if not common:
+        return ""
+    return (
+        f": the most common mask has {common['supervised']} supervised tokens, "
+        f"{common['scaffold']} of them template scaffold ({common['rows']:,} samples)"
+    )
 
 
 def _usable(sums: Sums, for_training: bool) -> Expectation:
@@ -83,10 +95,7 @@ def _empty(sums: Sums, settings: SourceSettings) -> Expectation:
     message = f"{share:.1%} of {sums.rows:,} samples supervise fewer than {floor} content tokens"
     common = sums.tokens.get("common_mask")
     if common and common["supervised"] - common["scaffold"] < floor:
-        message += (
-            f"; the most common mask has {common['supervised']} supervised tokens, "
-            f"{common['scaffold']} of them template scaffold ({common['rows']:,} samples)"
-        )
+        message += f"; {_common_mask(sums).removeprefix(': ')}"
     details = {"empty": empty, "share": share, "allowed": settings.max_empty_share}
     return Expectation(
         "EMPTY_ANSWERS", share <= settings.max_empty_share, f"{message} (allowed {settings.max_empty_share:.0%})",

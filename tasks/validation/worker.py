@@ -22,7 +22,10 @@ ID_FIELDS = ("id", "uuid", "conversation_id", "question_id", "prompt_id", "prima
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """What a worker tells its parent: sums and where the rows are. Small, whatever the unit held."""
+    """What a worker tells its parent: sums and where the rows are. Small, whatever the unit held.
+
+    `parts` are tokenized rows that the tally has yet to end; `observed` are those that ended as prompts or rejects.
+    """
 
     index: int
     rows: int
@@ -32,6 +35,7 @@ class UnitResult:
     kept_path: str | None = None
     rejects_path: str | None = None
     parts: list[TokenPart] = field(default_factory=list)
+    observed: list[TokenPart] = field(default_factory=list)
     signatures: list[tuple[str, bytes]] = field(default_factory=list)
 
 
@@ -73,9 +77,8 @@ def _tokenized(unit: Unit, policy: Policy, collected: Collected) -> UnitResult:
     parts = []
     for part, ids in scan_unit(unit, rules_of(policy)):
         collected.rows += len(part.rows)
-        if policy.for_training:
-            parts.append(part)
-        else:
+        parts.append(part)
+        if not policy.for_training:
             decode_prompts(ids, part, policy, collected)
     return _leave(unit, policy, collected, parts)
 
@@ -142,7 +145,8 @@ def _leave(unit: Unit, policy: Policy, collected: Collected, parts: list[TokenPa
         Counter(entry[1].regenerate_reason for entry in firsts if entry[1].regenerate_reason),
         kept_path,
         rejects_path,
-        parts,
+        parts if policy.for_training else [],
+        [] if policy.for_training else parts,
         _signatures(policy, firsts),
     )
 

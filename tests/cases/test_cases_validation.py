@@ -271,5 +271,7 @@ def test_the_incident_with_the_real_tokenizer(tmp_path, target):
     assert ends.result.report.details["tokens"]["example"]["text"] == "\n\n</think>\n\nOK.<|im_end|>"
     again = Ends(tmp_path / "b", (path,), target)
     assert again.result.kept == 100 and dict(again.result.regenerate_reasons) == {"TOO_FEW_SUPERVISED_TOKENS": 87}
+    assert again.result.report.details["tokens"]["histogram"][4] == [6, 87, 87]
+    assert "87 of them (87.0%) have a bad old response" in again.result.report.summary
     assert again.turns[3] == [{"role": "user", "content": "Question 3?", "reasoning_content": None,
                                "tool_calls": None, "tool_call_id": None, "name": None}]  # fmt: skip
