@@ -28,7 +28,7 @@ from tasks.provisioning.reaper import find_leftovers, lock_gpus
 from tasks.provisioning.settings import ServingSettings
 from tasks.provisioning.sglang import Blueprint, draw
 from tasks.provisioning.start import Budget, Recipe, Started, Starter, effective_running, kept_arguments
-from tasks.provisioning.supervision import HealthMonitor
+from tasks.provisioning.supervision import UNREACHABLE_S, HealthMonitor
 from tasks.records import GpuFacts, Server
 from tasks.runs import RunPaths, read_json
 from tasks.settings import TargetSettings
@@ -100,6 +100,7 @@ def open_fleet(
     starter = _starter(opening)
     fleet = _embedded(opening, starter) if serving.mode == "embedded" else _sglang(opening, starter)
     fleet.leftovers = leftovers
+    fleet.note = lambda ended: paths.note(server_starts=ended.records, server_events=ended.events)
     paths.note(server_starts=starter.records, leftovers=leftovers)
     return _watched(fleet)
 
@@ -148,7 +149,7 @@ def _attach(opening: _Opening) -> Fleet:
             arguments=kept_arguments(info),
         )
         opening.say(f"{server.name}: {url} is {engine} {version}".rstrip())
-        members.append(Member(server, monitor=HealthMonitor(serving.hang_timeout_s)))
+        members.append(Member(server, monitor=monitor_of(server, serving, ours=False)))
     return Fleet(members, serving)
 
 
@@ -281,6 +282,14 @@ def _recipe(
     )
 
 
+def monitor_of(server: Server, serving: ServingSettings, ours: bool) -> HealthMonitor:
+    """SGLang answers in 10 ms whatever it does. Other engines may answer only between two batches; and the end of a
+    process of ours is seen anyway, so that its silence may be long."""
+    hang, sglang = serving.hang_timeout_s, server.engine == "sglang"
+    silence = UNREACHABLE_S if sglang else hang if ours else 3 * UNREACHABLE_S
+    return HealthMonitor(hang, silence, counters=sglang)
+
+
 def _member(started: Started, recipe: Recipe, serving: ServingSettings, group: tuple[GpuFacts, ...] = ()) -> Member:
     # From here on there may be answers in the run: a restart must not change what they are answers of.
     limits = replace(recipe.limits, data_begun=True)
@@ -288,7 +297,7 @@ def _member(started: Started, recipe: Recipe, serving: ServingSettings, group: t
         started.server,
         started.running,
         replace(recipe, config=started.config, limits=limits),
-        HealthMonitor(serving.hang_timeout_s),
+        monitor_of(started.server, serving, ours=True),
         {gpu.uuid: gpu.free_bytes for gpu in group},
     )
 

@@ -10,23 +10,28 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tasks.client.metrics import read_service_sample_sync
 from tasks.errors import ServerError
 from tasks.provisioning.gpus import GpuReader
+from tasks.provisioning.ladder import turn
 from tasks.provisioning.launcher import Running
 from tasks.provisioning.mtp import AcceptWatch
 from tasks.provisioning.reaper import GpuLocks
 from tasks.provisioning.settings import ServingSettings
-from tasks.provisioning.start import Recipe, Started, Starter
+from tasks.provisioning.start import Recipe, Started, Starter, read_log
+from tasks.provisioning.startup import Failure, diagnose
 from tasks.provisioning.supervision import HealthMonitor, State, backoff_s
 from tasks.records import Server, ServerEvents, ServiceSample
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 1.0
+WATCH_S = 0.5
+SAMPLE_S = 2.0
+"""The process is looked at every WATCH_S, its counters every SAMPLE_S."""
 MEMORY_FREE_TIMEOUT_S = 60.0
 MEMORY_SLACK_BYTES = 1 << 30
 EventHook = Callable[[dict[str, Any]], None]
@@ -41,6 +46,7 @@ class Member:
     recipe: Recipe | None = None
     monitor: HealthMonitor = field(default_factory=lambda: HealthMonitor(120.0))
     free_before: dict[str, int] = field(default_factory=dict)
+    sampled_s: float = 0.0
     restarts: int = 0
     down: str = ""
     lost: bool = False
@@ -73,6 +79,9 @@ class Fleet:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self.note: Callable[[Fleet], object] | None = None
+        """Called once at the end, to keep the starts and events in the run's record."""
+        self._noted = False
         self.read_sample: Callable[[Server], ServiceSample] = read_service_sample_sync
 
     @property
@@ -136,6 +145,9 @@ class Fleet:
         for running in late:  # a restart that was under way when the run ended
             running.stop()
         self._locks.release()
+        if self.note is not None and not self._noted:
+            self._noted = True
+            self.note(self)
 
     def __enter__(self) -> "Fleet":
         return self
@@ -156,8 +168,12 @@ class Fleet:
     def _look(self, member: Member, watch: AcceptWatch) -> None:
         if member.lost:
             return
-        sample = self.read_sample(member.server)
         ended = member.running.poll() if member.running is not None else None
+        if ended is None and time.monotonic() - member.sampled_s < SAMPLE_S:
+            return
+        silent = ServiceSample(time.monotonic(), member.server.name, alive=False)
+        sample = silent if ended else self.read_sample(member.server)
+        member.sampled_s = time.monotonic()
         health = member.monitor.observe(sample, f"ended with {ended.code} ({ended.why})" if ended else None)
         if self._stop.is_set():
             return
@@ -204,7 +220,9 @@ class Fleet:
                 return
             try:
                 port = int(member.server.base_url.rsplit(":", 1)[1])
-                started = self.starter.start(member.recipe, port, f"restart {member.restarts}: {state.value}")
+                recipe, why = after_crash(member.recipe, member.server)
+                reason = f"restart {member.restarts}: {member.down or state.value}{why}"
+                started = self.starter.start(recipe, port, reason)
             except ServerError as error:
                 log.warning("%s", error)
                 continue
@@ -245,3 +263,16 @@ class Fleet:
                 hook(event)
             except Exception:
                 log.exception("an event hook failed")
+
+
+def after_crash(recipe: Recipe, server: Server) -> tuple[Recipe, str]:
+    """The recipe for the next start, and what changed: a server that ran out of memory comes back smaller."""
+    if recipe.config is None or server.log_path is None:
+        return recipe, ""
+    found = diagnose(read_log(Path(server.log_path)), -9)
+    if found.failure not in (Failure.OOM_RUNNING, Failure.OOM_POOLS, Failure.OOM_GRAPHS):
+        return recipe, ""
+    step = turn(recipe.config, found, recipe.limits, (recipe.config,))
+    if step is None:
+        return recipe, f"; {found.failure.value}, and no knob is left"
+    return replace(recipe, config=step.config), f"; {found.failure.value}: {step.reason}"

@@ -208,12 +208,19 @@ def report(judged: Sequence[MtpJudgement], settings: MtpSettings, wanted: bool) 
         level=worst.level,
         mode=settings.gate,
         summary=f"{asked}; {worst.evidence.server}: {worst.message}",
-        expectations=tuple(
-            Expectation(f"speculation on {j.evidence.server}", j.level is Level.OK, j.message, j.level) for j in judged
-        ),
+        expectations=tuple(check for j in judged for check in _checks(j)),
         next_steps=steps.get(worst.verdict, ()) if worst.level is not Level.OK else (),
         details={j.evidence.server: {n: getattr(j.evidence, n) for n in MtpEvidence.__slots__} for j in judged},
     )
+
+
+def _checks(judged: MtpJudgement) -> list[Expectation]:
+    found, name = judged.evidence, judged.evidence.server
+    checks = [Expectation(f"speculation on {name}", judged.level is Level.OK, judged.message, judged.level)]
+    if found.draft_graphs is not None and found.algorithm:
+        said = "in the log" if found.draft_graphs else "not in the log: drafting runs without graphs, slower"
+        checks.append(Expectation(f"draft graphs on {name}", found.draft_graphs, said, Level.WARNING))
+    return checks
 
 
 class AcceptWatch:

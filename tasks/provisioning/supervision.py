@@ -41,17 +41,24 @@ class Health:
 
 
 class HealthMonitor:
-    """Judges one server from its samples. `hang_timeout_s`: how long nothing may move while requests are in flight."""
+    """Judges one server from its samples.
 
-    def __init__(self, hang_timeout_s: float) -> None:
+    `hang_timeout_s`: how long nothing may move while requests are in flight. `unreachable_s`: how long it may be
+    silent. `counters`: whether its counters move while requests run (SGLang's do; llama.cpp counts tokens only when a
+    request ends, but answers from the loop that computes, so that its answer is the progress).
+    """
+
+    def __init__(self, hang_timeout_s: float, unreachable_s: float = UNREACHABLE_S, counters: bool = True) -> None:
         self.hang_timeout_s = hang_timeout_s
+        self.unreachable_s = min(unreachable_s, hang_timeout_s)
+        self.counters = counters
         self.restart()
 
     def restart(self) -> None:
         """Forget everything: the server was started again."""
         self._answered_s: float | None = None
         self._moved_s: float | None = None
-        self._tokens: float | None = None
+        self._seen: tuple[float | int | None, ...] = ()
 
     def observe(self, sample: ServiceSample, process_end: str | None = None) -> Health:
         """Judge the present. `process_end` says how the process ended, where it did."""
@@ -62,7 +69,7 @@ class HealthMonitor:
             self._answered_s = now
         if not sample.alive:
             silent = now - self._answered_s
-            if silent >= min(UNREACHABLE_S, self.hang_timeout_s):
+            if silent >= self.unreachable_s:
                 return Health(State.UNREACHABLE, f"no answer for {silent:.0f} s")
             return Health(State.SUSPECT, "no answer")
         self._answered_s = now
@@ -72,31 +79,29 @@ class HealthMonitor:
         age = sample.heartbeat_age_s
         if age is not None and age >= self.hang_timeout_s:
             return Health(State.HUNG, f"the scheduler's heartbeat is {age:.0f} s old")
-        tokens = _tokens(sample)
         busy = (sample.running or 0) + (sample.queued or 0) > 0
-        if (
-            not busy
-            or self._moved_s is None
-            or tokens != self._tokens
-            or (sample.gen_throughput_tok_s and tokens is None)
-        ):
-            # A frozen heartbeat freezes `running` too: an idle reading then proves nothing.
-            if age is None or age < SUSPECT_AGE_S or self._moved_s is None:
-                self._moved_s = now
-            self._tokens = tokens
+        seen = _moving(sample)
+        if self._moved_s is None or not busy or seen != self._seen:
+            self._moved_s, self._seen = now, seen
         still = now - self._moved_s
-        if busy and tokens is not None and still >= self.hang_timeout_s:
+        if busy and self.counters and sample.generated_tokens_total is not None and still >= self.hang_timeout_s:
             return Health(State.HUNG, f"{sample.running} requests in flight, not one token for {still:.0f} s")
         if age is not None and age >= SUSPECT_AGE_S:
             return Health(State.SUSPECT, f"the scheduler's heartbeat is {age:.0f} s old")
         return Health(State.HEALTHY)
 
 
-def _tokens(sample: ServiceSample) -> float | None:
-    """Tokens in and out so far: a long prefill is progress too."""
-    if sample.generated_tokens_total is None:
-        return None
-    return sample.generated_tokens_total + (sample.prompt_tokens_total or 0.0)
+def _moving(sample: ServiceSample) -> tuple[float | int | None, ...]:
+    """Whatever changes while work is done: tokens out and in (a long prefill is progress too); and, since 0.5.11
+    counts tokens only when a request ends, the cache's use, the gauge of speed and the requests themselves."""
+    return (
+        sample.generated_tokens_total,
+        sample.prompt_tokens_total,
+        sample.kv_usage,
+        sample.gen_throughput_tok_s,
+        sample.running,
+        sample.queued,
+    )
 
 
 def backoff_s(restarts: int) -> float:

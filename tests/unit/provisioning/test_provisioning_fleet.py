@@ -100,7 +100,8 @@ class Bench:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     # The real pauses are for servers that take minutes.
     monkeypatch.setattr("tasks.provisioning.start.POLL_S", 0.1)
-    monkeypatch.setattr("tasks.provisioning.keeper.WATCH_S", 0.3)
+    monkeypatch.setattr("tasks.provisioning.keeper.WATCH_S", 0.2)
+    monkeypatch.setattr("tasks.provisioning.keeper.SAMPLE_S", 0.3)
     monkeypatch.setattr("tasks.provisioning.keeper.backoff_s", lambda restarts: 0.3)
     made = Bench(tmp_path)
     yield made
@@ -260,6 +261,24 @@ def test_a_killed_server_is_noticed_and_comes_back(bench: Bench) -> None:
     assert after.log_path != before.log_path
     assert [event["event"] for event in fleet.check()] == ["server.down", "server.up"]
     assert "restart 1" in fleet.records[-1]["reason"]
+
+
+def test_a_server_that_ran_out_of_memory_comes_back_smaller(bench: Bench) -> None:
+    fleet = bench.open()
+    listener = Listener()
+    fleet.subscribe(listener)
+    server = fleet.servers[0]
+    assert server.log_path is not None
+    with Path(server.log_path).open("a") as log:
+        log.write("Decode out of memory. Try to lower your batch size.\n")
+    call(server.base_url + "/fake", {"exit": 3})
+    assert until(lambda: ("up", "server-0") in listener.told), listener.told
+    first, second = bench.starts()
+    assert float(flag(second, "--mem-fraction-static")) < float(flag(first, "--mem-fraction-static"))
+    assert "out of GPU memory while running" in fleet.records[-1]["reason"]
+    fleet.close()
+    record = read_json(bench.paths.record)
+    assert len(record["server_starts"]) == 2 and record["server_events"][0]["event"] == "server.down"
 
 
 def test_a_hung_server_that_still_answers_health_is_restarted(bench: Bench) -> None:

@@ -56,6 +56,22 @@ def test_kernels_that_compile_are_not_a_hang() -> None:
     assert monitor.observe(sample(108, generated_tokens_total=17.0)).state is State.HEALTHY
 
 
+def test_a_version_that_counts_tokens_at_the_end_of_a_request_is_not_hung_while_it_works() -> None:
+    # 0.5.11 has no heartbeat and no counter that moves in between; a thinking answer takes ten minutes.
+    monitor = HealthMonitor(60)
+    for t in range(600):
+        old = sample(t, generated_tokens_total=0.0, heartbeat_age_s=None, kv_usage=t * 1e-4, gen_throughput_tok_s=50.0)
+        assert monitor.observe(old).state is State.HEALTHY
+
+
+def test_an_engine_that_answers_from_its_own_loop_is_judged_by_its_answers() -> None:
+    monitor = HealthMonitor(120, unreachable_s=120, counters=False)
+    still = {"generated_tokens_total": 7.0, "heartbeat_age_s": None}
+    assert all(monitor.observe(sample(t, **still)).state is State.HEALTHY for t in range(500))
+    states = [monitor.observe(sample(500 + t, alive=False)).state for t in range(121)]
+    assert states[60] is State.SUSPECT and states[119] is State.UNREACHABLE
+
+
 def test_silence_is_suspect_then_unreachable_and_an_answer_clears_it() -> None:
     monitor = HealthMonitor(60)
     monitor.observe(sample(0))
