@@ -13,6 +13,7 @@ from rich.table import Table
 from flows.outcome import Outcome
 from tasks.calibration import run as calibration
 from tasks.calibration.budget import check, rows_of
+from tasks.calibration.latency import LatencyProbe
 from tasks.calibration.outlook import estimate, made, rates_from, record
 from tasks.calibration.plots import throughput_png
 from tasks.calibration.search import Step
@@ -30,6 +31,7 @@ from tasks.validation.run import validate
 from tasks.validation.settings import SourceSettings
 
 GATE_FAILED = 3
+GENERATION = GenerationSettings()
 screen = Console(stderr=True, width=None if sys.stderr.isatty() else 160, highlight=False)
 
 
@@ -96,7 +98,7 @@ async def calibrate_plainly(options: Options) -> dict[str, Any]:
     )
     try:
         engine = Engine(
-            paths, target, options.sampling, GenerationSettings(), fleet.servers,
+            paths, target, options.sampling, GENERATION, fleet.servers,
             limits=options.start, prompts_path=prompts.prompts_path,
         )  # fmt: skip
         fleet.subscribe(engine)
@@ -113,8 +115,9 @@ async def _measure(options: Options, paths: RunPaths, engine: Engine, servers: l
     )
 
     def pending() -> int:
-        breaker = engine.report()
-        if breaker is not None and breaker.stops:
+        breaker = engine.report()  # as it stands; the engine itself stops from min_answers on
+        enough = breaker is not None and breaker.details.get("window", 0) >= GENERATION.breaker.min_answers
+        if breaker is not None and breaker.stops and enough:
             raise GateError(f"the answers are no good: {breaker.summary}", breaker.as_dict())
         progress = engine.progress()
         return progress.total - progress.done - progress.failed
@@ -124,7 +127,8 @@ async def _measure(options: Options, paths: RunPaths, engine: Engine, servers: l
     try:
         result = await calibration.calibrate(
             engine, options.settings, key, paths.dataset_dir,
-            capacities={s.name: s.max_running_requests for s in servers}, pending=pending, told=_told,
+            capacities={s.name: s.max_running_requests for s in servers}, pending=pending,
+            ttft=LatencyProbe(servers), told=_told,
         )  # fmt: skip
         progress, lengths = engine.progress(), engine.lengths()
     finally:

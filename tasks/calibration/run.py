@@ -10,7 +10,7 @@ import json
 import logging
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ OVERDUE_S = 60.0
 WORK_FACTOR = 2
 """Prompts that must be left for each request in flight: a window needs every slot to be filled again."""
 
+SAME_LEVEL = ("half", "again", "confirm")
+"""Phases that measure a level once more."""
+
 POLL_S = 1.0
 """Seconds between looks at the work that is left while a window is measured."""
 
@@ -44,6 +47,9 @@ VERSION = 1
 Watts = Callable[[str, float], float | None]
 """(server, seconds) -> mean watts of the GPUs behind it over the last seconds, None without sensors."""
 
+Ttft = Callable[[str], Awaitable[float | None]]
+"""Time to first token of a server at its present load (latency.LatencyProbe)."""
+
 Told = Callable[[str, Step, LoadWindow], None]
 
 
@@ -56,13 +62,15 @@ async def calibrate(
     capacities: Mapping[str, int | None] | None = None,
     pending: Callable[[], int] | None = None,
     watts: Watts | None = None,
+    ttft: Ttft | None = None,
     told: Told | None = None,
 ) -> CalibrationResult:
     """Choose requests in flight for every live server and leave the driver at them.
 
     `capacities`: requests that each server says it runs at once. `pending`: prompts not yet answered; the search ends
     before they run short, and what it raises (a gate's no) ends calibration. `watts`: mean power behind a server over
-    its last seconds. `told` hears of every window. Raises ServerError when no server could be measured.
+    its last seconds. `ttft` probes once a level. `told` hears of every window. Raises ServerError when no server
+    could be measured.
     """
     names = driver.servers()
     if not names:
@@ -73,7 +81,7 @@ async def calibrate(
         return _apply(driver, _adapted(known, names))
     searches = {name: Search(settings, (capacities or {}).get(name)) for name in names}
     failures: dict[str, str] = {}
-    meter = _Meter(driver, settings, pending or (lambda: sys.maxsize), watts, told)
+    meter = _Meter(driver, settings, pending or (lambda: sys.maxsize), watts, ttft, told)
     try:
         async with asyncio.TaskGroup() as group:
             for name, search in searches.items():
@@ -94,6 +102,7 @@ class _Meter:
     settings: CalibrationSettings
     pending: Callable[[], int]
     watts: Watts | None
+    ttft: Ttft | None
     told: Told | None
 
     def enough_work(self, step: Step) -> bool:
@@ -109,6 +118,8 @@ class _Meter:
         while window.mean_running > DRAINED * window.concurrency + 1 and drops > 0:
             window, drops = await self._window(name, step, longest), drops - 1
         window = self._completed(name, window)
+        if self.ttft is not None and window.ttft_s is None and step.phase not in SAME_LEVEL:
+            window = replace(window, ttft_s=await self.ttft(name))
         log.info("%s %s %d: %.0f tok/s", name, step.phase, window.concurrency, window.tok_s)
         if self.told is not None:
             self.told(name, step, window)

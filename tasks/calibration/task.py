@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -11,10 +10,12 @@ from prefect.cache_policies import NO_CACHE
 from tasks.calibration import run as calibration
 from tasks.calibration.budget import check, rows_of
 from tasks.calibration.forecast import Rates
+from tasks.calibration.latency import LatencyProbe
 from tasks.calibration.outlook import estimate, made, record
 from tasks.calibration.plots import throughput_png
+from tasks.calibration.search import Step
 from tasks.calibration.settings import BudgetSettings, CalibrationSettings
-from tasks.records import CalibrationResult, GateReport, LoadDriver, Progress
+from tasks.records import CalibrationResult, GateReport, LoadDriver, LoadWindow, Progress, Server
 from tasks.ui import task as ui
 
 
@@ -28,18 +29,24 @@ async def calibrate_servers(
     capacities: Mapping[str, int | None] | None = None,
     pending: Callable[[], int] | None = None,
     watts: calibration.Watts | None = None,
+    servers: Sequence[Server] = (),
 ) -> CalibrationResult:
-    """Choose requests in flight for every server of a started engine. Raises ServerError when none can be measured."""
+    """Choose requests in flight for every server of a started engine. Raises ServerError when none can be measured.
 
-    def told(server: str, step: Any, window: Any) -> None:
-        facts = {"server": server, "in_flight": window.concurrency, "tok_s": window.tok_s, "phase": step.phase}
-        ui.event("regen.calibration.window", facts, f"regen.server.{server}")
+    With `servers`, time to first token is probed once a level.
+    """
 
+    probe = LatencyProbe(servers) if servers else None
     result = await calibration.calibrate(
-        driver, settings, key, cache_dir, capacities=capacities, pending=pending, watts=watts, told=told
+        driver, settings, key, cache_dir, capacities=capacities, pending=pending, watts=watts, ttft=probe, told=_told
     )
     await asyncio.to_thread(_show, result)
     return result
+
+
+def _told(server: str, step: Step, window: LoadWindow) -> None:
+    facts = {"in_flight": window.concurrency, "tok_s": window.tok_s, "phase": step.phase}
+    ui.event("regen.calibration.window", facts, f"regen.server.{server}")
 
 
 def _show(result: CalibrationResult) -> None:

@@ -6,6 +6,7 @@ import pytest
 from runs_for_tests import engine, new_run, prompts
 from simulator import SimFleet, SimSettings
 
+from tasks.calibration.latency import LatencyProbe
 from tasks.calibration.levels import summarize
 from tasks.calibration.outlook import estimate, rates_from
 from tasks.calibration.run import by_server, calibrate
@@ -26,7 +27,12 @@ async def test_calibration_drives_the_engine_and_loses_no_answer(tmp_path: Path)
         try:
             names = running.servers()
             result = await calibrate(
-                running, settings, "k", tmp_path, pending=lambda: running.progress().total - running.progress().done
+                running,
+                settings,
+                "k",
+                tmp_path,
+                ttft=LatencyProbe(fleet.records()),
+                pending=lambda: running.progress().total - running.progress().done,
             )
             progress, lengths = running.progress(), running.lengths()
         finally:
@@ -36,6 +42,7 @@ async def test_calibration_drives_the_engine_and_loses_no_answer(tmp_path: Path)
         levels = summarize(windows)
         assert 8 <= result.limits[name] <= 24  # it runs 24 at once; the curve is within 2 % of its end from about 20
         assert levels[result.limits[name]].tok_s > 1.5 * levels[2].tok_s
+        assert 0 < levels[2].ttft_s < 5
     assert progress.done > 50
     told = estimate(progress, *lengths, rates_from(result), 2048)
     assert told is not None and told.time_s[1] < told.time_s[0] < told.time_s[2]
