@@ -13,7 +13,7 @@ from tasks.errors import ServerError
 from tasks.power.evidence import Evidence, Expected, gpu_evidence, service_evidence
 from tasks.power.hypotheses import Hypothesis, Observed, Status, examine
 from tasks.power.kernels import Profile
-from tasks.power.probe import SETTLE_S, loading
+from tasks.power.probe import SETTLE_S, Load, loading, spread
 from tasks.power.profiling import record_trace, summarize_files
 from tasks.power.readings import Activity
 from tasks.power.rig import Rig
@@ -90,13 +90,15 @@ async def diagnose(
     """
     first = await rig.read_service(server)
     own = load if load is not None else (0 if first.running or first.queued else IDLE_LOAD)
-    async with _maybe_loading(rig, server, own):
+    async with _maybe_loading(rig, server, own) as ours:
         began_s = time.time()
         samples, activity = await _watch(rig, server, seconds)
         end_s = time.time()
         profile, problem = await _profile(server, folder, steps, profile_timeout_s)
     concurrency = own or max((s.running or 0) + (s.queued or 0) for s in samples)
-    evidence = _evidence(rig, server, samples, (began_s, end_s), activity, concurrency, expected)
+    # Our own answers are counted exactly, and only now: leaving the block told how far each had come.
+    tok_s = spread(ours.answers, began_s, end_s) if ours is not None else None
+    evidence = _evidence(rig, server, samples, (began_s, end_s), activity, concurrency, expected, tok_s)
     observed = Observed(
         evidence=evidence,
         infos=rig.described(server),
@@ -120,13 +122,13 @@ async def diagnose(
 
 
 @contextlib.asynccontextmanager
-async def _maybe_loading(rig: Rig, server: Server, concurrency: int) -> AsyncIterator[None]:
+async def _maybe_loading(rig: Rig, server: Server, concurrency: int) -> AsyncIterator[Load | None]:
     if concurrency <= 0:
-        yield
+        yield None
         return
-    async with loading(server, concurrency, rig.settings.probe_output_tokens, rig.client_factory):
+    async with loading(server, concurrency, rig.settings.probe_output_tokens, rig.client_factory) as load:
         await asyncio.sleep(SETTLE_S)
-        yield
+        yield load
 
 
 async def _watch(rig: Rig, server: Server, seconds: float) -> tuple[list[ServiceSample], list[Activity]]:
@@ -165,11 +167,12 @@ def _evidence(
     activity: Sequence[Activity],
     concurrency: int,
     expected: Expected | None,
+    tok_s: float | None,
 ) -> Evidence:
     latest = {a.gpu_uuid: a for a in activity}
     return Evidence(
         job=replace(rig.job(server, concurrency), workload="natural"),
-        service=service_evidence(samples, arguments=server.arguments),
+        service=service_evidence(samples, arguments=server.arguments, tok_s=tok_s),
         gpus=gpu_evidence(rig.sampler.since(*span), rig.infos, rig.gpus(server), activity=latest),
         expected=expected,
     )

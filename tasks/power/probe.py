@@ -79,14 +79,7 @@ class ProbeResult:
 
     def tok_s(self, start_s: float, end_s: float) -> float | None:
         """Output tokens a second in a part of the window: each answer's tokens are spread over its own time."""
-        if end_s <= start_s or not self.answers:
-            return None
-        tokens = 0.0
-        for answer in self.answers:
-            shared = min(end_s, answer.end_s) - max(start_s, answer.start_s)
-            if shared > 0 and answer.end_s > answer.start_s:
-                tokens += answer.tokens * shared / (answer.end_s - answer.start_s)
-        return tokens / (end_s - start_s)
+        return spread(self.answers, start_s, end_s)
 
     @property
     def accept_length(self) -> float | None:
@@ -103,6 +96,18 @@ class ProbeResult:
     def within(self) -> list[ServiceSample]:
         """The server's readings inside the window."""
         return [s for s in self.service if self.start_s <= s.time_s <= self.end_s]
+
+
+def spread(answers: Sequence[Answer], start_s: float, end_s: float) -> float | None:
+    """Tokens a second in [start_s, end_s] (Unix seconds), each answer's tokens spread evenly over its own time."""
+    if end_s <= start_s or not answers:
+        return None
+    tokens = 0.0
+    for answer in answers:
+        shared = min(end_s, answer.end_s) - max(start_s, answer.start_s)
+        if shared > 0 and answer.end_s > answer.start_s:
+            tokens += answer.tokens * shared / (answer.end_s - answer.start_s)
+    return tokens / (end_s - start_s)
 
 
 def workload_id(output_tokens: int) -> str:
@@ -125,7 +130,7 @@ def client_for(server: Server, limit: int) -> ChatClient:
 
 
 @dataclass(slots=True)
-class _Load:
+class Load:
     """Mutable state of a running load; lives in one event loop."""
 
     server: Server
@@ -189,10 +194,10 @@ class _Load:
 @asynccontextmanager
 async def loading(
     server: Server, concurrency: int, output_tokens: int, client_factory: ClientFactory = client_for
-) -> AsyncIterator[_Load]:
+) -> AsyncIterator[Load]:
     """Warm the server up, then keep `concurrency` fixed requests in flight inside the block."""
     async with client_factory(server, concurrency) as client:
-        load = _Load(server, client, output_tokens)
+        load = Load(server, client, output_tokens)
         began_s = time.time()
         await load.send(0, 0, 8, WARM_UP_S)
         load.warm_up_s = time.time() - began_s
@@ -251,7 +256,7 @@ async def _poll(server: Server, read_service: ReadService, into: list[ServiceSam
         await asyncio.sleep(POLL_S)
 
 
-async def _all_running(concurrency: int, samples: Sequence[ServiceSample], load: _Load, timeout_s: float) -> bool:
+async def _all_running(concurrency: int, samples: Sequence[ServiceSample], load: Load, timeout_s: float) -> bool:
     """Wait until every slot has a first token; without counts, until some answers are back."""
     until_s = time.time() + timeout_s
     while time.time() < until_s:

@@ -305,6 +305,7 @@ def test_the_command_examines_a_running_server(tmp_path, capsys, monkeypatch):
     payload = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert "MTP" in payload["supported"]
     assert payload["own_load"] == 4
+    assert payload["evidence"]["tok_s"] > 100
     assert "404" in payload["profile_problem"]
     assert (tmp_path / "diagnosis.json").exists()
 

@@ -24,11 +24,18 @@ def reading(time_s: float, **changes) -> PowerSample:
     return PowerSample(time_s=time_s, gpu_uuid=UUID, **{"power_average_w": 480.0, **changes})
 
 
+def wait_for(condition, timeout_s: float = 20.0) -> None:
+    """The machine may be busy: wait for what must come, not for a time in which it usually does."""
+    until_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
 def test_a_run_is_one_file_with_the_explicit_schema(tmp_path):
     path = tmp_path / "power.parquet"
     with PowerSampler(path, FakeSensor(), hz=20, part_s=0.2) as sampler:
-        time.sleep(0.6)
-        assert sampler.window(10)
+        wait_for(lambda: len(sampler.window(10)) >= 8)
         assert sampler.mean_power_w(time.time() - 10) == pytest.approx(480.0)
     assert not parts_dir(path).exists()
     table = pq.read_table(path)
@@ -42,8 +49,8 @@ def test_a_run_is_one_file_with_the_explicit_schema(tmp_path):
 def test_a_second_run_appends(tmp_path):
     path = tmp_path / "power.parquet"
     for _ in range(2):
-        with PowerSampler(path, FakeSensor(), hz=20):
-            time.sleep(0.15)
+        with PowerSampler(path, FakeSensor(), hz=20) as sampler:
+            wait_for(lambda sampler=sampler: len(sampler.window(10)) >= 2)
     rows = read_power(path).num_rows
     assert rows >= 4
     assert len(set(read_power(path)["time_s"].to_pylist())) == rows
@@ -56,8 +63,8 @@ def test_what_was_flushed_survives_a_kill(tmp_path):
     write_part(path, [reading(1.4)])
     (parts_dir(path) / ".00000002.parquet.99.tmp").write_bytes(b"half a part")
     assert read_power(path)["time_s"].to_pylist() == [1.0, 1.2, 1.4]
-    with PowerSampler(path, FakeSensor(), hz=20):
-        time.sleep(0.1)
+    with PowerSampler(path, FakeSensor(), hz=20) as sampler:
+        wait_for(lambda: sampler.window(10))
     assert pq.read_table(path)["time_s"].to_pylist()[:3] == [1.0, 1.2, 1.4]
     assert not parts_dir(path).exists()
 
@@ -86,12 +93,11 @@ def test_a_failing_sensor_is_counted_and_sampling_goes_on():
     sensor = FakeSensor()
     with PowerSampler(None, sensor, hz=20) as sampler:
         sensor.fail = SensorError("GPU 0 is lost")
-        time.sleep(0.15)
+        wait_for(lambda: sampler.errors >= 1)
         sensor.fail = None
-        time.sleep(0.15)
-        assert sampler.errors >= 1
+        failed_at_s = time.time()
+        wait_for(lambda: sampler.since(failed_at_s))
         assert sampler.last_error == "GPU 0 is lost"
-        assert sampler.window(1)
 
 
 def test_a_full_disk_does_not_stop_sampling(tmp_path):
@@ -99,8 +105,7 @@ def test_a_full_disk_does_not_stop_sampling(tmp_path):
     blocked.write_text("not a folder")
     sampler = PowerSampler(blocked / "power.parquet", FakeSensor(), hz=20, part_s=0.05)
     sampler.__enter__()
-    time.sleep(0.2)
-    assert sampler.errors >= 1
+    wait_for(lambda: sampler.errors >= 1)
     assert "cannot keep power readings" in (sampler.last_error or "")
     assert sampler.window(1)
 
@@ -116,8 +121,7 @@ def test_without_nvidia_it_does_nothing(tmp_path):
 def test_fleet_power_is_the_sum_over_gpus():
     sensor = FakeSensor(infos=[info("GPU-a"), info("GPU-b")])
     with PowerSampler(None, sensor, hz=20) as sampler:
-        time.sleep(0.1)
-        assert sampler.mean_power_w(0) == pytest.approx(960.0)
+        wait_for(lambda: sampler.mean_power_w(0) == pytest.approx(960.0))
 
 
 def test_sampling_costs_less_than_a_hundredth_of_a_core(tmp_path):
@@ -133,9 +137,8 @@ def test_energy_is_power_over_time():
     sensor = FakeSensor(lambda _: 360.0)
     with PowerSampler(None, sensor, hz=20) as sampler:
         assert PowerSampler(None, None).energy_kwh is None
-        time.sleep(0.5)
-        joules, kwh = sampler.energy_j, sampler.energy_kwh
-    assert joules is not None
-    assert kwh is not None
-    assert 360.0 * 0.3 < joules < 360.0 * 0.9
-    assert kwh == pytest.approx(joules / 3.6e6, rel=0.3)
+        wait_for(lambda: len(sampler.window(10)) >= 8)
+    readings = sampler.window(60)
+    seconds = readings[-1].time_s - readings[0].time_s
+    assert sampler.energy_j == pytest.approx(360.0 * seconds)
+    assert sampler.energy_kwh == pytest.approx(360.0 * seconds / 3.6e6)

@@ -337,3 +337,26 @@ def test_a_stall_without_power_is_reported_and_not_named_wrongly():
 
 def test_engines_that_do_not_name_their_arguments_are_not_accused():
     assert verdict(evidence(speculation="unknown", accept_length=None, expected=None))[0] is Code.UNCALIBRATED
+
+
+def test_a_cold_card_reads_lower_and_only_warns():
+    cold = gpu(mean_w=430.0, temperature_c=31.0)
+    assert verdict(evidence(cold)) == (Code.POWER_ANOMALY, Level.WARNING)
+
+
+def test_prefill_bursts_raise_the_mean_and_only_warn():
+    bursts = gpu(mean_w=540.0, p10_w=470.0, p90_w=690.0)
+    assert verdict(evidence(bursts)) == (Code.POWER_ANOMALY, Level.WARNING)
+
+
+def test_another_board_of_the_same_kind_gets_a_wider_band():
+    """Boards differ by 5 % either way: what is out of the band of one's own board is in that of another."""
+    reading = evidence(
+        gpu(mean_w=430.0), expected=replace(EXPECTED, power_band=0.15, tok_s_band=0.15, same_board=False)
+    )
+    assert verdict(reading)[0] is Code.HEALTHY
+
+
+def test_a_server_that_does_more_is_never_blamed_for_its_watts():
+    for watts in (300.0, 690.0):
+        assert verdict(evidence(gpu(mean_w=watts), tok_s=2000.0)) == (Code.HEALTHY, Level.OK)
