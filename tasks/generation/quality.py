@@ -144,6 +144,8 @@ class Judge:
         reasoning = (outcome.reasoning_content or "").strip()
         if not thinking:
             return (Reason.THINKING_MODE_MISMATCH, reasoning[:80]) if reasoning else (None, "")
+        if not reasoning and not self._close and not self._open:
+            return None, ""  # the target has no think block: the thinking canary says so, and no answer can have one
         if not reasoning:
             return Reason.MISSING_REASONING, f"the answer begins {outcome.content.strip()[:80]!r}"
         if outcome.content.strip() or outcome.tool_calls:
