@@ -50,7 +50,7 @@ class Run:
     rates: Rates
 
 
-def simulate(draw: Draw, prompts: int, slots: int, rng: np.random.Generator) -> Run:
+def simulate(draw: Draw, prompts: int, slots: int, rng: np.random.Generator, at: float = 0.01) -> Run:
     lengths = np.clip(np.ceil(draw(rng, prompts)), 1, CAP)
     half = slots / 2
     peak = 60.0 * slots * 1.5
@@ -58,7 +58,7 @@ def simulate(draw: Draw, prompts: int, slots: int, rng: np.random.Generator) -> 
     true = Rates(60.0 * slots, slots, tuple((float(c), peak * c / (c + half)) for c in np.arange(1, slots + 1)))
     ends = [(float(length), float(length), 0.0) for length in lengths[:slots]]
     heapq.heapify(ends)
-    want, done, known = max(1, prompts // 100), [], None
+    want, done, known = max(1, round(at * prompts)), [], None
     start = 0.0
     for length in lengths[slots:].tolist():
         start, ended, _ = ends[0]
@@ -83,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="25 runs of 100,000 prompts")
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--at", type=float, default=0.01, help="share of the prompts that is done (the bar: 0.01)")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     runs = 25 if arguments.small else arguments.runs
@@ -92,7 +93,7 @@ def main() -> None:
         rng = np.random.default_rng([arguments.seed, index])
         name = names[index % len(names)]
         prompts, slots = sizes[(index // len(names)) % len(sizes)], int(rng.choice([32, 64, 128, 256]))
-        run = simulate(FAMILIES[name], prompts, slots, rng)
+        run = simulate(FAMILIES[name], prompts, slots, rng, arguments.at)
         began = time.perf_counter()
         told = forecast(
             run.finished.tolist(), run.ages.tolist(), run.remaining, run.rates.tok_s, slots,
@@ -107,10 +108,10 @@ def main() -> None:
             "width": (high - low) / run.total_s, "error": abs(median / run.total_s - 1),
             "bias": median / run.total_s - 1, "naive": abs(naive / run.total_s - 1), "seconds": took,
         })  # fmt: skip
-    report(rows)
+    report(rows, arguments.at)
 
 
-def report(rows: list[dict]) -> None:
+def report(rows: list[dict], at: float) -> None:
     print(f"{'simulated runs':24} {'n':>4} {'coverage':>8} {'width':>7} {'error':>7} {'bias':>7} {'naive error':>11}")
     groups = [("family", value) for value in FAMILIES] + [("prompts", v) for v in (30_000, 100_000, 300_000)]
     groups += [("slots", v) for v in (32, 64, 128, 256)]
@@ -122,7 +123,7 @@ def report(rows: list[dict]) -> None:
     coverage = float(np.mean([row["covered"] for row in rows]))
     width, error = (float(np.median([row[name] for row in rows])) for name in ("width", "error"))
     print(json.dumps({
-        "bar": 10, "simulated": True, "runs": len(rows), "coverage": round(coverage, 3), "coverage_limits": COVERAGE,
+        "bar": 10, "simulated": True, "runs": len(rows), "done_share": at, "coverage": round(coverage, 3), "coverage_limits": COVERAGE,
         "median_width": round(width, 4), "width_limit": MOST_WIDTH, "median_error": round(error, 4),
         "error_limit": MOST_ERROR, "naive_median_error": round(float(np.median([r["naive"] for r in rows])), 4),
         "forecast_s_median": round(float(np.median([r["seconds"] for r in rows])), 3),
