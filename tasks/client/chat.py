@@ -73,6 +73,8 @@ class ChatClient:
                 return _failed(OutcomeKind.TIMEOUT, error, begun)
             except ConnectionBroken as error:
                 return _failed(OutcomeKind.CONNECTION, error, begun)
+            except (TypeError, ValueError) as error:  # a lone surrogate in the text, an object in the tools
+                return _failed(OutcomeKind.BAD_REQUEST, error, begun)
             finally:
                 self.in_flight -= 1
         return read_answer(

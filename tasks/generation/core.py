@@ -27,6 +27,7 @@ from tasks.settings import SamplingSettings
 
 log = logging.getLogger(__name__)
 TICK_S = 0.05
+LAST_ANSWERS_S = 1.5
 
 
 class Core:
@@ -133,18 +134,22 @@ class Core:
         self.tokens.begin(line.server.name, key, now)
         flight.task = asyncio.get_running_loop().create_task(self._serve(job, line, flight, key))
         self._tasks.add(flight.task)
-        flight.task.add_done_callback(self._tasks.discard)
+        flight.task.add_done_callback(lambda task: self._ended(task, line, flight, key))
+
+    def _ended(self, task: "asyncio.Task[None]", line: Line, flight: Flight, key: str) -> None:
+        """Also for a task that was cancelled before its first step: its job must not be lost with it."""
+        self._tasks.discard(task)
+        if line.flights.get(key) is not flight:
+            return
+        self._left(line, key, 0)
+        if flight.fate == "requeue":
+            flight.job.requeues += 1
+            self.pool.put_back(flight.job)
+            self.pump()
 
     async def _serve(self, job: Job, line: Line, flight: Flight, key: str) -> None:
         try:
             asked = await self._send(job, line, flight)
-        except asyncio.CancelledError:
-            self._left(line, key, 0)
-            if flight.fate == "requeue":
-                job.requeues += 1
-                self.pool.put_back(job)
-                self.pump()
-            return
         except Exception as error:
             self._left(line, key, 0)
             self.pool.put_back(job)
@@ -237,6 +242,8 @@ class Core:
         flights = [(line, flight) for line in self.lines.values() for flight in line.flights.values()]
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._abort_all(flights), abort_s)
+        if self._tasks:  # aborted requests answer at once, and what was finished just now is kept
+            await asyncio.wait(list(self._tasks), timeout=min(LAST_ANSWERS_S, abort_s))
         for _, flight in flights:
             flight.fate = "drop"
             if flight.task is not None:

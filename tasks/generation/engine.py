@@ -1,6 +1,7 @@
 """The generation engine: one pool for the run in a thread of its own, so that nothing else can stall it."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -59,10 +60,11 @@ class Engine:
         self._paths, self._settings, self._servers, self._limits = paths, settings, list(servers), limits
         self._target, self._sampling = target, sampling
         self._prompts = PromptFile(Path(prompts_path) if prompts_path else paths.prompts)
-        self.plan = make_plan(paths, self._prompts.rows, settings.chunk_rows)
+        self.plan = make_plan(paths, self._prompts.rows, settings.chunk_rows, self._prompts.fingerprint)
         self._store = ChunkStore(paths, self._prompts, self.plan, settings, self._identity())
         self._futures: dict[int, Future[ChunkRecord]] = {}
         self._opened: dict[int, Future[None]] = {}
+        self._was_open: set[int] = set()
         self._lock = threading.Lock()
         self._failure: Exception | None = None
         self._stopped = threading.Event()
@@ -183,14 +185,17 @@ class Engine:
         return GateError(f"{text}; see {record.directory}/failed.parquet", report)
 
     async def wait_open(self, index: int) -> None:
-        """Until the chunk's first prompts are in the pool (or it is finished)."""
+        """Until the chunk's first prompts are in the pool (or it is finished, or the engine failed)."""
         if await asyncio.to_thread(self._store.finished, index) is None:
             with self._lock:
                 future = self._opened.setdefault(index, Future())
+                if self._failure is not None and not future.done():
+                    future.set_result(None)
             await _wait_for(future)
 
     def _chunk_opened(self, index: int) -> None:
         with self._lock:
+            self._was_open.add(index)
             future = self._opened.setdefault(index, Future())
         if not future.done():
             future.set_result(None)
@@ -205,6 +210,7 @@ class Engine:
         with self._lock:
             self._failure = None
             self._futures = {i: f for i, f in self._futures.items() if f.done() and f.exception() is None}
+            self._opened = {i: f for i, f in self._opened.items() if i in self._was_open}
         if self._core is not None:
             self._post(self._core.breaker.reset)
             self._post(self._core.feeder.refinalize, index)
@@ -227,12 +233,16 @@ class Engine:
             for future in self._futures.values():
                 if not future.done():
                     future.set_exception(error)
+            for opened in self._opened.values():  # whoever waits for a chunk to open learns the rest from wait_chunk
+                if not opened.done():
+                    opened.set_result(None)
 
     # ---- calls into the loop
 
     def _post(self, call: Callable[..., Any], *arguments: Any) -> None:
         if self._loop is not None and not self._stopped.is_set():
-            self._loop.call_soon_threadsafe(call, *arguments)
+            with contextlib.suppress(RuntimeError):  # the loop closed between the look and the call
+                self._loop.call_soon_threadsafe(call, *arguments)
 
     async def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
         assert self._loop is not None, "the engine is not started"

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 REACH_S = 5.0
 BAD_IN_A_ROW = 8  # answers that were none, without a good one between
 TIMEOUTS_IN_A_ROW = 3
+MISSES = 3
 MOST_PROBE_WAIT_S = 60.0
 
 
@@ -66,8 +67,8 @@ class Health:
             misses = 0 if sample.alive else misses + 1
             if line.state is not State.UP:
                 continue
-            if misses >= 2:
-                self.eject(line, "its counters cannot be read: no answer twice")
+            if misses >= MISSES:
+                self.eject(line, f"its counters could not be read {misses} times in a row")
             else:
                 self._judge(line, sample)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from tasks.errors import SpecError
 from tasks.generation.journal import Kind, scan
 from tasks.generation.prompts import PromptFile
 from tasks.records import ChunkRecord
@@ -35,15 +36,23 @@ class Plan:
         return index * self.rows_per_chunk, min(self.rows, (index + 1) * self.rows_per_chunk)
 
 
-def make_plan(paths: RunPaths, rows: int, chunk_rows: int) -> Plan:
-    """The plan on disk if there is one (other settings must not move rows between chunks), else a new one."""
+def make_plan(paths: RunPaths, rows: int, chunk_rows: int, fingerprint: str | None = None) -> Plan:
+    """The plan on disk if there is one (other settings must not move rows between chunks), else a new one.
+
+    Raises SpecError when chunks exist that were planned over other prompts: their rows would mean other questions.
+    """
     file = paths.chunks / "plan.json"
-    if file.exists():
-        recorded = read_json(file)
-        if recorded.get("rows") == rows:
-            return Plan(rows, int(recorded["rows_per_chunk"]))
+    recorded = read_json(file) if file.exists() else {}
+    same_prompts = fingerprint is None or recorded.get("fingerprint") in (None, fingerprint)
+    if recorded.get("rows") == rows and same_prompts:
+        return Plan(rows, int(recorded["rows_per_chunk"]))
+    if recorded and any(paths.chunks.glob("[0-9]*")):
+        raise SpecError(
+            f"{paths.prompts} changed under an unfinished run ({recorded.get('rows')} rows there, {rows} now). "
+            "Restore it, or start a new run."
+        )
     plan = Plan(rows, max(1, chunk_rows, math.ceil(rows / MOST_CHUNKS)))
-    write_json(file, asdict(plan))
+    write_json(file, {**asdict(plan), "fingerprint": fingerprint})
     return plan
 
 
@@ -82,7 +91,8 @@ class Ledger:
 def ledger(paths: RunPaths, prompts_path: Path | None = None) -> Ledger:
     """Read the whole run from disk (for checks, reports and proofs; not on the engine's path)."""
     prompts = PromptFile(prompts_path or paths.prompts)
-    plan = make_plan(paths, prompts.rows, prompts.rows)
+    begun = (paths.chunks / "plan.json").exists()
+    plan = make_plan(paths, prompts.rows, 1, prompts.fingerprint) if begun else Plan(prompts.rows, max(1, prompts.rows))
     done: set[str] = set()
     failed: set[str] = set()
     everything: set[str] = set()

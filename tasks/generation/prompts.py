@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from tasks.errors import DatasetError
 from tasks.records import Message, Prompt
@@ -37,6 +38,18 @@ class PromptFile:
         self._starts = [0]
         for index in range(self._metadata.num_row_groups):
             self._starts.append(self._starts[-1] + self._metadata.row_group(index).num_rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells another prompts file by its footer alone: rows and range of ids of every row group."""
+        parts = []
+        for index in range(self._metadata.num_row_groups):
+            group = self._metadata.row_group(index)
+            columns = (group.column(at) for at in range(group.num_columns))
+            statistics = next((c.statistics for c in columns if c.path_in_schema == "prompt_id"), None)
+            bounds = (statistics.min, statistics.max) if statistics is not None and statistics.has_min_max else ()
+            parts.append(f"{group.num_rows}{bounds}")
+        return xxhash.xxh3_128_hexdigest("|".join(parts).encode())
 
     def _groups(self, first: int, last: int) -> list[int]:
         pairs = zip(self._starts, self._starts[1:], strict=False)

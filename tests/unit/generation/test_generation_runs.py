@@ -386,3 +386,49 @@ async def test_a_pool_that_runs_dry_is_told(tmp_path: Path) -> None:
         window = await running.window("sim0", 0.5, 1.0)
         assert window.starved
         await running.stop()
+
+
+async def test_prompts_that_changed_under_a_run_are_refused(tmp_path: Path) -> None:
+    paths = new_run(tmp_path, prompts(30))
+    with SimFleet(1, FAST) as fleet:
+        await finish(engine(paths, fleet))
+        new_run(tmp_path, prompts(30, "another question"))
+        with pytest.raises(SpecError, match="changed under an unfinished run"):
+            engine(paths, fleet)
+
+
+async def test_text_that_is_no_unicode_fails_its_row_only(tmp_path: Path) -> None:
+    from tasks.client.chat import ChatClient, ChatRequest, OutcomeKind
+
+    with SimFleet(1, FAST) as fleet:
+        for path in ("thin", "openai"):
+            async with ChatClient(fleet.records()[0], 4, path) as client:  # type: ignore[arg-type]
+                request = ChatRequest("r", [{"role": "user", "content": "a\ud800b"}])
+                assert (await client.send(request, 5)).kind is OutcomeKind.BAD_REQUEST
+
+
+async def test_a_job_whose_task_was_cancelled_before_its_first_step_is_not_lost(tmp_path: Path) -> None:
+    made = prompts(40)
+    paths = new_run(tmp_path, made)
+    with SimFleet(1, FAST) as fleet:
+        running = engine(paths, fleet, limits=8)
+        core_pump = None
+
+        def eject_at_once() -> None:
+            core = running._core
+            assert core is not None and core_pump is not None
+            core_pump()  # tasks are created here and have not run yet
+            core.health.eject(core.lines["sim0"], "test")
+
+        running.pause()
+        running.start()
+        running.pause()
+        assert running._core is not None
+        await asyncio.sleep(0.3)
+        core_pump = running._core.pump
+        running._core.paused = False
+        running._post(eject_at_once)
+        async with asyncio.timeout(20):
+            await drain(running)
+        await running.stop()
+    check_accounts(paths, made)
