@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -138,6 +139,27 @@ class TargetText:
         encodings: list[Encoding] = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return encodings
 
+    def encode_batch_fast(self, texts: list[str]) -> list[Encoding]:
+        """Encodings without offsets: about a tenth faster."""
+        encodings: list[Encoding] = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return encodings
+
+    @functools.cached_property
+    def byte_lengths(self) -> NDArray[np.int32] | None:
+        """UTF-8 bytes that each token stands for, by id; None when tokens are not spelled in bytes.
+
+        Where the lengths of a row's tokens sum to the text's, their cumulative sum is the offsets of the tokenization.
+        """
+        normalizer = self.tokenizer.normalizer
+        if type(self.tokenizer.decoder).__name__ != "ByteLevel" or type(normalizer).__name__ not in ("NFC", "NoneType"):
+            return None
+        lengths = np.zeros(self.vocab_size, dtype=np.int32)
+        for token, index in self.tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[index] = len(token)  # one character a byte
+        for index, added in self.tokenizer.get_added_tokens_decoder().items():
+            lengths[index] = len(added.content.encode())
+        return lengths
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text with control tokens kept."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -231,6 +253,10 @@ class TargetText:
         stops = {*self.eos_ids, *self.end_ids}
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
         return build_tables(self.family, vocab, self.vocab_size, self.encode, stops)
+
+    def prepare(self) -> None:
+        """Build the lookup tables now rather than with the first row."""
+        _ = self.tables, self.byte_lengths
 
     def count(self, ids: Sequence[int], mask: Sequence[int]) -> SupervisedCounts:
         """Supervised, scaffold and content tokens of one row."""

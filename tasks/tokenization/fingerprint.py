@@ -21,7 +21,7 @@ def fingerprint(target: TargetText, settings: TokenizationSettings, preserve_thi
         "format": FORMAT,
         "template_sha256": target.template_sha256,
         "tokenizer_sha256": target.tokenizer_sha256,
-        "family": as_dict(target.family),
+        "family": json.loads(json.dumps(as_dict(target.family))),  # as it reads back from a file
         "special_tokens": target.special,
         "preserve_thinking": preserve_thinking,
         "mask_convention": MASK_CONVENTION,

@@ -7,12 +7,11 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
-from tokenizers import Encoding
 
 from tasks.target.text import TargetText
 from tasks.tokenization.answers import Span, Unusable, render, sampled_span
 from tasks.tokenization.items import Ids, Item, read_items
+from tasks.tokenization.masks import first_by_bytes, first_sampled, flat_mask
 from tasks.tokenization.reasons import Reason
 from tasks.tokenization.schema import IDS, MASK, REJECTED, TOKENS
 from tasks.tokenization.settings import TokenizationSettings
@@ -116,7 +115,7 @@ class RowBuilder:
             else:
                 texts.append(text)
                 where.append(index)
-        encodings = self._target.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self._target.encode_batch_fast(texts)
         for index, encoding in zip(where, encodings, strict=True):
             found[index] = np.asarray(encoding.ids, dtype=np.int32)
         return found
@@ -148,19 +147,27 @@ class RowBuilder:
                 usable.append(item)
             except Unusable as error:
                 self._reject(item.prompt_id, item.turn, error.reason, error.detail)
-        for item, span, encoding in zip(usable, spans, self._encode_spans(spans), strict=True):
-            item.ids = np.asarray(encoding.ids, dtype=np.int32)
-            item.start, item.end = first_sampled(encoding, span), len(item.ids)
+        for item, span, (ids, start) in zip(usable, spans, self._encode_spans(spans), strict=True):
+            item.ids, item.start, item.end = ids, start, len(ids)
             item.method = span.method
         return usable
 
-    def _encode_spans(self, spans: Sequence[Span]) -> Iterator[Encoding]:
-        plain = iter(self._target.encode_batch([span.text for span in spans if not span.guarded]))
+    def _encode_spans(self, spans: Sequence[Span]) -> Iterator[tuple[Ids, int]]:
+        """(ids, index of the first sampled token) of each span, from one tokenization of its text."""
+        lengths = self._target.byte_lengths
+        texts = [span.text for span in spans if not span.guarded]
+        encode = self._target.encode_batch if lengths is None else self._target.encode_batch_fast
+        plain = iter(encode(texts))
         for span in spans:
-            if span.guarded:
-                yield self._target.guarded.encode(span.text, add_special_tokens=False)
-            else:
-                yield next(plain)
+            if not span.guarded:
+                ids = np.asarray(next(plain).ids, dtype=np.int32)
+                start = None if lengths is None else first_by_bytes(lengths, ids, span)
+                if start is not None:
+                    yield ids, start
+                    continue
+            tokenizer = self._target.guarded if span.guarded else self._target.tokenizer
+            encoding = tokenizer.encode(span.text, add_special_tokens=False)
+            yield np.asarray(encoding.ids, dtype=np.int32), first_sampled(encoding, span)
 
     # --- policies on the final arrays ------------------------------------------------------------------------------
 
@@ -245,30 +252,6 @@ class RowBuilder:
     def _rejected(self) -> pa.RecordBatch:
         rows = [dict(zip(REJECTED.names, (p, t, r.value, d), strict=True)) for p, t, r, d in self._rejects]
         return pa.RecordBatch.from_pylist(rows, schema=REJECTED)
-
-
-def first_sampled(encoding: Encoding, span: Span) -> int:
-    """Index of the first token that lies wholly in the sampled text.
-
-    A token that the tokenizer merged across the boundary is not supervised: the target never sampled it after this
-    prompt.
-    """
-    if span.start >= len(span.text):
-        return len(encoding)
-    token = encoding.char_to_token(span.start)
-    if token is None:
-        return next((i for i, (start, _) in enumerate(encoding.offsets) if start >= span.start), len(encoding))
-    chars = encoding.token_to_chars(token)
-    return int(token) + (1 if chars is not None and chars[0] < span.start else 0)
-
-
-def flat_mask(spans: Sequence[tuple[int, int]], offsets: NDArray[np.int64]) -> NDArray[np.int8]:
-    """Ones in [start, end) of every row, zeros elsewhere, as one flat array."""
-    steps = np.zeros(int(offsets[-1]) + 1, dtype=np.int8)
-    bounds = np.asarray(spans, dtype=np.int64).reshape(-1, 2) + offsets[:-1, None]
-    np.add.at(steps, bounds[:, 0], 1)
-    np.subtract.at(steps, bounds[:, 1], 1)
-    return np.cumsum(steps[:-1], dtype=np.int8)
 
 
 def difference(item: Item) -> int | None:

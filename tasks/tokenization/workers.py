@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import gc
 import multiprocessing
 import os
 from collections import deque
@@ -51,7 +52,7 @@ def build_all(job: Job, batches: Iterable[pa.RecordBatch], workers: int) -> Iter
     if workers <= 1:
         yield from map(job.build, batches)
         return
-    pool = _pool(workers)
+    pool = _pool(workers, job.target.model_dump_json())
     waiting: deque[Future[Built]] = deque()
     try:
         for batch in batches:
@@ -71,18 +72,25 @@ def build_all(job: Job, batches: Iterable[pa.RecordBatch], workers: int) -> Iter
 
 
 @functools.lru_cache(maxsize=1)
-def _pool(workers: int) -> ProcessPoolExecutor:
+def _pool(workers: int, target: str) -> ProcessPoolExecutor:
     """Kept for the next chunk: a fresh process needs seconds to import and to load a tokenizer.
 
     Spawned, not forked: the caller has threads (servers, progress) that a fork would copy in the middle of something.
     """
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(target,))
     atexit.register(pool.shutdown, wait=False, cancel_futures=True)
     return pool
 
 
-def _start() -> None:
-    """One core a process: the tokenizer's own threads would only fight the other processes."""
+def _start(target: str) -> None:
+    """One core a process: the tokenizer's own threads would only fight the other processes.
+
+    What was imported and loaded is frozen: collecting garbage would walk all of it again and again.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["RAYON_NUM_THREADS"] = "1"
+    text = load_target(TargetSettings.model_validate_json(target))
+    text.prepare()
+    gc.collect()
+    gc.freeze()
