@@ -211,11 +211,12 @@ def _report(gate: str, rig: Rig, measured: Sequence[_Measured], notes: Sequence[
         for stats in m.evidence.stats
         for problem in window_problems(stats, rig.rules)
     ]
+    keys = {m.server.name: rig.key(m.server, m.probe.concurrency).text for m in measured}
     windows = {m.server.name: [m.probe.start_s, m.probe.end_s] for m in measured}
     report = replace(
         report,
         expectations=(*report.expectations, *notes, *extra),
-        details={**report.details, "windows": windows},
+        details={**report.details, "windows": windows, "baseline_keys": keys},
     )
     if dead and report.level is not Level.CRITICAL:
         summary = "; ".join(f"{m.server.name} answered none of the probe's requests" for m in dead)

@@ -30,7 +30,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -265,7 +265,7 @@ def tiny(run: Run, mtp: bool) -> dict[str, Any]:
                 if mtp and run.left_s > 75:
                     found["hang"] = await hang(rig, record, server)
 
-            asyncio.run(steps())
+            kept(found, steps)
             found["sampler_cpu_share_10hz"], found["sensor_errors"] = sampler.cpu_share, sampler.errors
             found["energy_kwh"] = sampler.energy_kwh
     return found
@@ -328,8 +328,16 @@ def big(run: Run, mtp: bool) -> dict[str, Any]:
                     found["diagnosis"] = seen.as_dict()
                     found["diagnosis"].pop("evidence")
 
-            asyncio.run(steps())
+            kept(found, steps)
     return found
+
+
+def kept(found: dict[str, Any], steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run the steps of a section; what they found before an error is kept with it."""
+    try:
+        asyncio.run(steps())
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"[:2000]
 
 
 SECTIONS: dict[str, tuple[Callable[[Run], dict[str, Any]], float]] = {

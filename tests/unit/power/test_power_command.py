@@ -61,6 +61,13 @@ def test_a_limit_below_the_default_is_shown():
     assert "450 W*" in out.getvalue()
 
 
+def test_the_live_table_follows_until_its_time_is_over(nvidia, capsys):
+    sensor = nvml.open_nvml()
+    rows = command._follow(sensor, command.snapshot(sensor), False, 0.2, 0.5)
+    assert rows[0]["power_w"] == 495.0
+    assert "495 W" in capsys.readouterr().out
+
+
 def test_a_mig_device_is_unknown():
     rows = command.snapshot(FakeSensor(infos=[info(mig=True)]))
     assert command.summary(rows)["verdict"] == "UNKNOWN"
