@@ -14,13 +14,13 @@ from tasks.provisioning.settings import MtpSettings
 
 RENAMED_MAMBA_STRATEGY = (0, 5, 14)
 """--mamba-scheduler-strategy became --mamba-radix-cache-strategy (the old name is gone from 0.5.20)."""
-RENAMED_GRAPH_SIZE = (0, 5, 17)
-"""--cuda-graph-max-bs became --cuda-graph-max-bs-decode (0.5.17 lists only the new one; the old is gone from
-0.5.20)."""
+RENAMED_GRAPH_SIZE = (0, 5, 15)
+"""--cuda-graph-max-bs became --cuda-graph-max-bs-decode, --disable-piecewise-cuda-graph --disable-prefill-cuda-graph:
+0.5.15 and 0.5.17 know both (the old ones as deprecated aliases), 0.5.11 only the old, 0.5.23 only the new."""
 SPEC_V2_DEFAULT = (0, 5, 14)
 """Before this release SGLANG_ENABLE_SPEC_V2 chooses the overlapping speculative worker; later it is ignored."""
-IMAGE_TRANSPORT = ((0, 5, 17), (0, 5, 18))
-"""Releases known to reserve 1 GiB of GPU memory for image features unless told to keep them on the CPU."""
+IMAGE_TRANSPORT = (0, 5, 17)
+"""From here on 1 GiB of GPU memory is reserved for image features unless they are told to stay on the CPU."""
 
 PARSERS = {
     "qwen3_5": ("qwen3", "qwen3_coder"),
@@ -160,7 +160,7 @@ def _graphs(numbers: tuple[int, ...], model: Model, config: StartConfig) -> list
     flags: list[tuple[str, ...]] = [("--cuda-graph-max-bs-decode" if newer else "--cuda-graph-max-bs", str(size))]
     if not config.prefill_graph:
         flags.append(("--disable-prefill-cuda-graph" if newer else "--disable-piecewise-cuda-graph",))
-    if model.vision and IMAGE_TRANSPORT[0] <= numbers < IMAGE_TRANSPORT[1]:
+    if model.vision and numbers >= IMAGE_TRANSPORT:
         flags.append(("--mm-feature-transport", "cpu"))
     return flags
 

@@ -86,8 +86,9 @@ def _rungs(config: StartConfig, diagnosis: Diagnosis, limits: Limits) -> list[St
         Failure.STATE_CACHE_TOO_SMALL: [fewer, higher, *_smaller(config, limits)],
         Failure.OOM_POOLS: [_lower(config, diagnosis, limits), fewer, *_smaller(config, limits)],
         Failure.OOM_GRAPHS: [
+            *_prefill_graph(config, diagnosis),
             _lower(config, diagnosis, limits),
-            _graphs(config, limits),
+            _graphs(config),
             fewer,
             *_smaller(config, limits),
         ],
@@ -141,7 +142,14 @@ def _fraction(config: StartConfig, value: float, limits: Limits) -> Step | None:
     return Step(replace(config, mem_fraction=value), f"memory fraction {config.mem_fraction} → {value}")
 
 
-def _graphs(config: StartConfig, limits: Limits) -> Step | None:
+def _prefill_graph(config: StartConfig, diagnosis: Diagnosis) -> list[Step | None]:
+    """The prefill's graphs cost start time and memory and bring little where answers are long."""
+    if not config.prefill_graph or "prefill" not in diagnosis.evidence:
+        return []
+    return [Step(replace(config, prefill_graph=False), "no graphs for the prefill")]
+
+
+def _graphs(config: StartConfig) -> Step | None:
     size = max(1, (config.graph_size or config.max_running) // 2)
     if size == config.graph_size and not config.prefill_graph:
         return None

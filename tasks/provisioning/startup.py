@@ -57,7 +57,7 @@ FAILURES: tuple[tuple[Failure, str], ...] = (
         Failure.STRATEGY_WITHOUT_RADIX,
         r"extra_buffer[^\n]*(?:disable[-_]radix[-_]cache|not compatible with disabling)[^\n]*",
     ),
-    (Failure.HOST_MEMORY, r"Not enough host memory available[^\n]*"),
+    (Failure.HOST_MEMORY, r"Not enough host memory (?!for request)[^\n]*"),
     (Failure.GPU_OCCUPIED, r"The memory capacity is unbalanced[^\n]*"),
     (
         Failure.STATE_CACHE_TOO_SMALL,
@@ -65,7 +65,7 @@ FAILURES: tuple[tuple[Failure, str], ...] = (
     ),
     (Failure.FRACTION_TOO_LOW, r"Loaded weights leave no GPU memory for the KV cache[^\n]*"),
     (Failure.FRACTION_TOO_LOW, r"Not enough memory\. Please try to increase --mem-fraction-static[^\n]*"),
-    (Failure.OOM_GRAPHS, r"Capture cuda graph failed[^\n]*"),
+    (Failure.OOM_GRAPHS, r"Capture [^\n]*graph failed[^\n]*"),
     (Failure.OOM_POOLS, r"(?:torch\.OutOfMemoryError|CUDA out of memory|CUDA error: out of memory)[^\n]*"),
     (
         Failure.OOM_RUNNING,
@@ -182,11 +182,16 @@ def _refine(failure: Failure, evidence: str, log: str, at: int) -> Diagnosis:
     if failure is Failure.UNKNOWN_FLAG:
         return Diagnosis(failure, evidence, flag=next(iter(re.findall(r"--[\w-]+", evidence)), ""))
     if failure is Failure.FRACTION_TOO_LOW:
-        hint = re.search(r"above ([\d.]+)|minimum viable = ([\d.]+)", evidence)
+        hint = re.search(r"above ([\d.]+)", evidence)
         # With speculation the reserve for requests × draft tokens is taken first, and the text is the same.
         speculating = re.search(r"for speculative decoding|[Ss]pec v2|speculative_algorithm='(?:EAGLE|NEXTN)", before)
-        kind = Failure.TOO_MANY_REQUESTS if speculating and not hint else failure
-        return Diagnosis(kind, evidence, float(next(filter(None, hint.groups())).rstrip(".")) if hint else None)
+        if not hint:
+            return Diagnosis(Failure.TOO_MANY_REQUESTS if speculating else failure, evidence)
+        # The number says what the weights need; where the fraction is above it, states and drafts were too much.
+        least, now = float(hint[1].rstrip(".")), re.search(r"--mem-fraction-static=([\d.]+\d)", evidence)
+        if now and float(now[1]) >= least:
+            return Diagnosis(Failure.TOO_MANY_REQUESTS, evidence)
+        return Diagnosis(failure, evidence, least)
     if failure is Failure.OOM_POOLS:
         if "Load weight end" not in before:
             return Diagnosis(Failure.OOM_WEIGHTS, evidence)

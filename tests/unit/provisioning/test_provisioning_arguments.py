@@ -22,9 +22,9 @@ MTP = (
 )
 GOLDEN = {
     "0.5.11": f"{COMMON} --disable-radix-cache --cuda-graph-max-bs 64 {MTP}",
-    "0.5.15": f"{COMMON} --disable-radix-cache --cuda-graph-max-bs 64 {MTP}",
+    "0.5.15": f"{COMMON} --disable-radix-cache --cuda-graph-max-bs-decode 64 {MTP}",
     "0.5.17": f"{COMMON} --disable-radix-cache --cuda-graph-max-bs-decode 64 --mm-feature-transport cpu {MTP}",
-    "0.5.23": f"{COMMON} --disable-radix-cache --cuda-graph-max-bs-decode 64 {MTP}",
+    "0.5.23": f"{COMMON} --disable-radix-cache --cuda-graph-max-bs-decode 64 --mm-feature-transport cpu {MTP}",
 }
 STRATEGY = {
     "0.5.11": "--mamba-scheduler-strategy",

@@ -55,6 +55,11 @@ def test_graphs_shrink_after_the_fraction_was_lowered() -> None:
     assert second.config.graph_size == 32 and not second.config.prefill_graph
 
 
+def test_graphs_of_the_prefill_go_first_where_they_failed() -> None:
+    turned = step(Failure.OOM_GRAPHS, evidence="Capture prefill CUDA graph failed: CUDA out of memory")
+    assert not turned.config.prefill_graph and turned.config.mem_fraction == 0.93
+
+
 def test_weights_that_do_not_fit_need_permission_for_fp8() -> None:
     assert step(Failure.OOM_WEIGHTS) is None
     allowed = step(Failure.OOM_WEIGHTS, limits=ALL)

@@ -90,7 +90,9 @@ TABLE = [
     ("Not enough space for mamba cache, try to increase --mamba-full-memory-ratio", Failure.OOM_RUNNING),
     ("The memory capacity is unbalanced. Some GPUs may be occupied by other processes.", Failure.GPU_OCCUPIED),
     ("Not enough host memory available. Requesting 90 GB but only have 20 GB free.", Failure.HOST_MEMORY),
-    ("ValueError: extra_buffer is not compatible with disabling the radix cache", Failure.STRATEGY_WITHOUT_RADIX),
+    ("ValueError: mamba extra_buffer is not compatible with --disable-radix-cache Overlap scheduling is already",
+     Failure.STRATEGY_WITHOUT_RADIX),
+    (LOADED + "Capture prefill CUDA graph failed: CUDA out of memory.", Failure.OOM_GRAPHS),
     ("OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use",
      Failure.PORT_TAKEN),
     ("/usr/bin/python: No module named sglang", Failure.NO_MODULE),
@@ -113,6 +115,13 @@ def test_each_failure_of_the_table(log: str, failure: Failure) -> None:
 def test_the_number_that_a_message_gives_is_kept() -> None:
     log = "Loaded weights leave no GPU memory for the KV cache. Raise --mem-fraction-static above 0.612 (minimum viable"
     assert diagnose(log, -9).hint == pytest.approx(0.612)
+
+
+def test_a_fraction_above_that_number_means_too_many_requests() -> None:
+    # 0.5.17 prints what the weights need even when the states of too many requests took the rest.
+    log = "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.9. "
+    found = diagnose(log + "Raise --mem-fraction-static above 0.407 (minimum viable = 0.4066).", -9)
+    assert (found.failure, found.hint) == (Failure.TOO_MANY_REQUESTS, None)
 
 
 def test_the_unknown_flag_is_named() -> None:
