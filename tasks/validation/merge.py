@@ -19,6 +19,10 @@ ROW_GROUP_BYTES = 64 << 20
 """A row group is closed at this many bytes of Arrow memory, or at 50,000 rows."""
 
 
+FEW_VALUES = ("source", "reason", "regenerate_reason", "sample_index", "tools", "messages.list.element.role")
+"""Columns worth a dictionary; building one for prompts and ids costs as much as compressing them."""
+
+
 @dataclass(slots=True)
 class Merged:
     """Sums after the merge. Rows are counted by their sample 0; `prompts` counts every sample."""
@@ -41,7 +45,9 @@ class Writer:
     """Parquet, a declared schema, row groups closed by bytes as well as rows."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd", compression_level=1)
+        names = {field.name for field in schema}
+        few = [name for name in FEW_VALUES if name.split(".")[0] in names]
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, use_dictionary=few)
         self._held: list[pa.Table] = []
         self._bytes = self._rows = 0
 

@@ -1,5 +1,6 @@
 """One unit of work: read rows, judge each, leave sorted rows and rejects on disk. Runs in a worker process."""
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -49,7 +50,17 @@ def start(policy: Policy, folder: str, partitions: int) -> None:
 
 def work(unit: Unit) -> UnitResult:
     """Judge every row of `unit`. A row never raises; only an unreadable file does (DatasetError)."""
-    policy: Policy = _state["policy"]
+    # Rows are trees without cycles, made and dropped by the million: the collector would only walk over them.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _work(unit, _state["policy"])
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _work(unit: Unit, policy: Policy) -> UnitResult:
     collected = Collected(unit.source.index, unit.source.label)
     if unit.source.tokenized:
         return _tokenized(unit, policy, collected)
