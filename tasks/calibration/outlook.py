@@ -55,11 +55,17 @@ class Outlook:
     """The running estimate of one run: call `update` with progress and lengths; `eta` is for Progress.
 
     `lengths`: a sample of finished output lengths and the ages in tokens of what is in flight (`Engine.lengths`).
-    `clock` is a monotonic clock in seconds.
+    `clock` is a monotonic clock in seconds. With `path`, the history is kept there (forecast.json) for the report.
     """
 
-    def __init__(self, rates: Rates, max_tokens: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rates, self._max_tokens, self._clock = rates, max_tokens, clock
+    def __init__(
+        self,
+        rates: Rates,
+        max_tokens: int | None,
+        path: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rates, self._max_tokens, self._path, self._clock = rates, max_tokens, path, clock
         self._made_at = -1e9
         self.latest: Forecast | None = None
         self.history: list[dict[str, Any]] = []
@@ -75,6 +81,8 @@ class Outlook:
         noted = self.history[-1]["done"] if self.history else -progress.total
         if self.latest is not None and progress.done - noted >= HISTORY_SHARE * progress.total:
             self.history.append(made(self.latest, progress))
+            if self._path is not None:
+                record(self._path, self.history[-1:])
         return self.latest
 
     @property
@@ -110,17 +118,21 @@ def estimate(
 
 
 def made(value: Forecast, progress: Progress) -> dict[str, Any]:
-    """One forecast as it was made: seconds from the start of the run to its end, (median, low, high)."""
+    """One forecast as it was made: the record's fields, Unix seconds, and what it says of the whole invocation.
+
+    `total_s`: seconds from the engine's start to the end, (median, low, high); `total_tokens` likewise.
+    """
     return {
+        **asdict(value),
+        "made_s": time.time(),
         "elapsed_s": progress.elapsed_s,
         "done": progress.done,
         "total_s": [progress.elapsed_s + seconds for seconds in value.time_s],
         "total_tokens": [progress.output_tokens + tokens for tokens in value.tokens],
-        "forecast": asdict(value),
     }
 
 
 def record(path: Path, entries: Sequence[dict[str, Any]], **actual: Any) -> None:
     """Append forecasts to forecast.json; `actual` (actual_s, actual_tokens) closes it when the run has ended."""
-    known = read_json(path) if path.exists() else {"made": []}
-    write_json(path, {**known, "made": [*known["made"], *entries], **actual})
+    known = read_json(path) if path.exists() else {}
+    write_json(path, {**known, "forecasts": [*known.get("forecasts", []), *entries], **actual})

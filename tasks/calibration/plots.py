@@ -52,7 +52,7 @@ def _panel(rows: Sequence[Mapping[str, Any]], field: str, title: str) -> Any:
 def forecast_png(history: Sequence[Mapping[str, Any]], actual_s: float | None = None) -> bytes:
     """Forecast total hours with their 90 % intervals over the run, and the truth when it is known. Empty: none made.
 
-    `history`: entries of forecast.json's `made` (outlook.made).
+    `history`: entries of forecast.json (outlook.made).
     """
     rows = [
         {

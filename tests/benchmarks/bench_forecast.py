@@ -123,7 +123,8 @@ def report(rows: list[dict], at: float) -> None:
     coverage = float(np.mean([row["covered"] for row in rows]))
     width, error = (float(np.median([row[name] for row in rows])) for name in ("width", "error"))
     print(json.dumps({
-        "bar": 10, "simulated": True, "runs": len(rows), "done_share": at, "coverage": round(coverage, 3), "coverage_limits": COVERAGE,
+        "bar": 10, "simulated": True, "runs": len(rows), "done_share": at,
+        "coverage": round(coverage, 3), "coverage_limits": COVERAGE,
         "median_width": round(width, 4), "width_limit": MOST_WIDTH, "median_error": round(error, 4),
         "error_limit": MOST_ERROR, "naive_median_error": round(float(np.median([r["naive"] for r in rows])), 4),
         "forecast_s_median": round(float(np.median([r["seconds"] for r in rows])), 3),

@@ -8,6 +8,7 @@ from tasks.calibration.outlook import Outlook, estimate, made, record
 from tasks.calibration.survival import binned, fit_tail
 from tasks.calibration.survival import estimate as survival
 from tasks.records import Progress
+from tasks.report.read import read_forecasts
 from tasks.runs import read_json
 
 
@@ -133,9 +134,9 @@ def progress(done: int, elapsed_s: float = 100.0) -> Progress:
     return Progress(10_000, done, 10, 64, 1000 * done, elapsed_s, 4000.0)
 
 
-def test_outlook_estimates_seldom_counts_down_and_keeps_history():
-    now = [0.0]
-    outlook = Outlook(Rates(4000.0, 64), 32_768, clock=lambda: now[0])
+def test_outlook_estimates_seldom_counts_down_and_keeps_history(tmp_path):
+    now, path = [0.0], tmp_path / "forecast.json"
+    outlook = Outlook(Rates(4000.0, 64), 32_768, path, clock=lambda: now[0])
     assert outlook.eta is None
     x = lengths(500).tolist()
     outlook.update(progress(500), x, [100.0] * 64)
@@ -149,6 +150,7 @@ def test_outlook_estimates_seldom_counts_down_and_keeps_history():
     now[0] = 60.0
     outlook.update(progress(600), x, [])
     assert [entry["done"] for entry in outlook.history] == [500, 600]
+    assert [entry["done"] for entry in read_forecasts(path)] == [500, 600]
 
 
 def test_forecasts_are_recorded_with_what_came_true(tmp_path):
@@ -157,5 +159,5 @@ def test_forecasts_are_recorded_with_what_came_true(tmp_path):
     record(tmp_path / "forecast.json", [made(told, progress(500))])
     record(tmp_path / "forecast.json", [], actual_s=4321.0)
     value = read_json(tmp_path / "forecast.json")
-    assert len(value["made"]) == 1 and value["actual_s"] == 4321.0
-    assert value["made"][0]["total_s"][0] == pytest.approx(told.time_s[0] + 100)
+    assert len(value["forecasts"]) == 1 and value["actual_s"] == 4321.0
+    assert value["forecasts"][0]["total_s"][0] == pytest.approx(told.time_s[0] + 100)
