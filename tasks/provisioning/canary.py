@@ -24,6 +24,7 @@ PROMPTS = (
 )
 """The second is asked where the first was cut off."""
 TOKENS = 2048
+IDS = "token ids come back"
 DEADLINE_S = 600.0
 
 
@@ -41,6 +42,7 @@ class Seen:
     ids: int | None
     cut: bool
     detail: str = ""
+    ids_promised: bool = True
 
 
 def look(server: Server, outcome: ChatOutcome, target: "TargetText | None") -> Seen:
@@ -67,6 +69,7 @@ def look(server: Server, outcome: ChatOutcome, target: "TargetText | None") -> S
         ids=len(ids) if ids is not None else None,
         cut=outcome.kind is OutcomeKind.CUT,
         detail=outcome.message,
+        ids_promised=server.capabilities.return_token_ids or not outcome.parsed,
     )
 
 
@@ -94,7 +97,8 @@ def checks(seen: Seen, thinking: bool, possible: bool = True) -> list[Expectatio
     else:
         found.append(check("no reasoning when none is asked for", not reasoning, _shown(reasoning)))
     told = f"{seen.ids} ids" if seen.ids else "none: rows will be tokenized again from text"
-    found.append(check("token ids come back", bool(seen.ids), told))
+    exact = Level.CRITICAL if seen.engine == "sglang" and seen.ids_promised else Level.WARNING
+    found.append(check(IDS, bool(seen.ids), told, exact))
     return found
 
 
@@ -103,7 +107,9 @@ def judge(seen: Sequence[Seen], sampling: SamplingSettings, mode: GateMode, poss
     found = [item for one in seen for item in checks(one, sampling.thinking, possible)]
     failed = [item for item in found if not item.passed]
     critical = [item for item in failed if item.level is Level.CRITICAL]
-    if critical:
+    if critical and all(item.name.endswith(IDS) for item in critical):
+        verdict, level = "NO_TOKEN_IDS", Level.CRITICAL
+    elif critical:
         verdict, level = "NOT_THINKING" if sampling.thinking else "NOT_ANSWERING", Level.CRITICAL
     elif failed:
         verdict, level = "UNKNOWN", Level.WARNING

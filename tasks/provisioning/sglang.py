@@ -18,6 +18,8 @@ from tasks.settings import TargetSettings
 
 PROMPT_TOKENS = 1024
 """Least room for a prompt beside the longest answer."""
+OCCUPIED_BYTES = 3 << 30
+"""More than a driver and an idle context take: somebody else is on the GPU."""
 CONFIG_FILES = ("config.json", "model.safetensors.index.json")
 
 
@@ -111,6 +113,12 @@ def draw(
             f"with {least_free(gpus) / (1 << 30):.1f} GiB free: "
             f"{'; '.join(plan.problems)}. {'What would make it fit: ' + '; '.join(plan.knobs) if plan.knobs else ''}"
         )
+    for gpu in gpus:
+        if gpu.total_bytes - gpu.free_bytes > OCCUPIED_BYTES:
+            held = (gpu.total_bytes - gpu.free_bytes) / (1 << 30)
+            say(
+                f"GPU {gpu.index}: others hold {held:.1f} GiB; the plan counts on the fullest GPU"
+            )
     say(f"memory plan: {plan.max_running} running requests, {plan.kv_tokens:,} KV tokens, fraction {plan.fraction}")
     config = config_of(serving, target, plan)
     fixed = frozenset(word.split("=", 1)[0] for word in serving.extra_args if word.startswith("--"))

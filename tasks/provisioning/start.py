@@ -241,7 +241,7 @@ def describe(recipe: Recipe, port: int, config: StartConfig | None, facts: Start
         api_key=recipe.api_key,
         capabilities=capabilities,
         max_running_requests=effective_running(info) or facts.max_running_requests,
-        context_tokens=facts.context_tokens,
+        context_tokens=min(filter(None, (facts.context_tokens, facts.kv_tokens)), default=None),
         gpu_uuids=recipe.gpu_uuids,
         log_path=log_path,
         arguments=kept_arguments(info),

@@ -1,5 +1,6 @@
 """The thinking canary: recorded answers, other engines, and servers that are not there."""
 
+import dataclasses
 import json
 
 import pytest
@@ -50,6 +51,9 @@ def test_a_recorded_answer_cut_in_thinking_stops_the_run() -> None:
 
 def test_a_recorded_answer_without_ids_is_told() -> None:
     report = judge([look(SGLANG, recorded("chat"), None)], THINKING, "monitor")
+    assert report.verdict == "NO_TOKEN_IDS"
+    old = dataclasses.replace(SGLANG, version="0.5.11", capabilities=Capabilities(generate_endpoint=True))
+    assert judge([look(old, recorded("chat", "0.5.11"), None)], THINKING, "enforce").level is Level.WARNING
     assert [item.name for item in report.expectations if not item.passed] == ["s0: token ids come back"]
     assert not report.stops
 
