@@ -35,6 +35,7 @@ _QWEN3_SPLIT = (
 
 FAMILY_SPECIALS: dict[str, list[str]] = {
     "qwen3_6": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>"],
+    "qwen3_8": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "qwen3": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "qwen2_5": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "nemotron_3_nano": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],

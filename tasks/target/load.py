@@ -68,7 +68,7 @@ def _build(
     family: Family,
 ) -> TargetText:
     try:
-        text = TargetText(
+        return TargetText(
             settings,
             tokenizer.parent,
             template,
@@ -82,8 +82,6 @@ def _build(
         raise
     except Exception as error:  # tokenizers raises bare Exception for a damaged file
         raise TargetError(f"cannot load {tokenizer}: {error}; fetch the model's tokenizer.json again") from error
-    text.settle_arguments()
-    return text
 
 
 def _check(text: TargetText, described: bool) -> None:

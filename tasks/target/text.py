@@ -2,25 +2,22 @@
 
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from tasks.errors import TargetError
 from tasks.records import Message
 from tasks.settings import TargetSettings
 from tasks.target import guard
 from tasks.target.counts import Counts, CountTables, SupervisedCounts, build_tables, count_many, count_one
 from tasks.target.family import Family
 from tasks.target.parse import Answer, TurnReader
+from tasks.target.template import ChatTemplate, template_kwargs
 
 
 class TargetText:
@@ -55,10 +52,7 @@ class TargetText:
         self._control = guard.pattern(self.control_tokens)
         self.end_ids = frozenset(self._single(family.end_of_turn)) | frozenset(self._single(family.implicit_stops))
         self.eos_ids = self._eos()
-        self._compiled = self._compile()
-        self.reads_clock = "strftime_now" in template
-        self._now: datetime = datetime.now(UTC)
-        self._arguments_as_text = False
+        self._chat = ChatTemplate(template, special, family.reasoning_field, str(directory))
 
     def __reduce__(self) -> tuple[Callable[[TargetSettings], "TargetText"], tuple[TargetSettings]]:
         from tasks.target.load import load_target
@@ -81,51 +75,13 @@ class TargetText:
 
         Raises ValueError with the template's own message when it refuses the messages.
         """
-        return self._render(
-            [_for_template(m, self.family.reasoning_field, self._arguments_as_text) for m in messages],
-            json.loads(tools) if tools else None,
-            self.template_kwargs(thinking, preserve_thinking),
-            add_generation_prompt,
-            now,
-        )
+        kwargs = template_kwargs(thinking, preserve_thinking)
+        return self._chat.render(messages, tools, kwargs, add_generation_prompt, now)
 
-    def template_kwargs(self, thinking: bool, preserve_thinking: bool = False) -> dict[str, Any]:
-        """What a request's `chat_template_kwargs` must hold so that the server renders what `render` does."""
-        kwargs: dict[str, Any] = {"enable_thinking": thinking}
-        return {**kwargs, "preserve_thinking": True} if preserve_thinking else kwargs
-
-    def _render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        kwargs: Mapping[str, Any],
-        prompt: bool,
-        now: datetime | None = None,
-    ) -> str:
-        moment = now or self._now
-        try:
-            text: str = self._compiled.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=prompt,
-                strftime_now=moment.strftime,
-                **self.special,
-                **kwargs,
-            )
-        except (jinja2.TemplateError, TypeError, AttributeError, KeyError, IndexError) as error:
-            raise ValueError(f"the chat template refused the messages: {error or type(error).__name__}") from error
-        return text
-
-    def _compile(self) -> jinja2.Template:
-        try:
-            template: jinja2.Template = _compile_jinja_template(self.template)
-        except jinja2.TemplateError as error:
-            raise TargetError(
-                f"the chat template of {self.directory} does not compile: {error}; "
-                "give a working one as target.chat_template"
-            ) from error
-        return template
+    @property
+    def reads_clock(self) -> bool:
+        """Whether the template prints the date."""
+        return self._chat.reads_clock
 
     # --- tokens ----------------------------------------------------------------------------------------------------
 
@@ -310,19 +266,6 @@ class TargetText:
         names = [self.special.get("pad_token", ""), *self.family.end_of_turn]
         return frozenset(self._single([name for name in names if name])) | frozenset(self.eos_ids)
 
-    def settle_arguments(self) -> None:
-        """Find out whether the template wants tool-call arguments as an object (the usual) or as JSON text."""
-        calls = '[{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\\"a\\": 1}"}}]'
-        probe = [Message("user", "x"), Message("assistant", "", None, calls), Message("tool", "y", tool_call_id="c")]
-        for as_text in (False, True):
-            self._arguments_as_text = as_text
-            try:
-                self.render(probe)
-            except ValueError:
-                continue
-            return
-        self._arguments_as_text = False
-
     def _single(self, texts: Sequence[str]) -> list[int]:
         ids = (self.tokenizer.token_to_id(text) for text in texts)
         return [index for index in ids if index is not None]
@@ -349,32 +292,3 @@ def _vocab(config: Mapping[str, Any]) -> int:
     text = config.get("text_config")
     sizes = (config.get("vocab_size"), text.get("vocab_size") if isinstance(text, dict) else None)
     return max((size for size in sizes if isinstance(size, int)), default=0)
-
-
-def _for_template(message: Message, reasoning_field: str, arguments_as_text: bool) -> dict[str, Any]:
-    """Only the fields that are set: many templates test for a key's presence."""
-    entry: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning_content is not None:
-        entry["reasoning_content"] = message.reasoning_content
-        entry[reasoning_field] = message.reasoning_content
-    if message.tool_calls:
-        entry["tool_calls"] = _calls(message.tool_calls, arguments_as_text)
-    if message.tool_call_id:
-        entry["tool_call_id"] = message.tool_call_id
-    if message.name:
-        entry["name"] = message.name
-    return entry
-
-
-def _calls(text: str, arguments_as_text: bool) -> list[Any]:
-    calls = json.loads(text)
-    if not isinstance(calls, list):
-        raise ValueError(f"tool_calls is {type(calls).__name__}, expected a JSON list")
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        arguments = function.get("arguments")
-        if arguments_as_text and not isinstance(arguments, str):
-            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
-        elif not arguments_as_text and isinstance(arguments, str):
-            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-    return calls

@@ -51,6 +51,13 @@ def test_generation_prompt_follows_the_thinking_switch():
     assert target.prompt_ids(messages) == target.encode(target.render(messages))
 
 
+@pytest.mark.parametrize("name", ["qwen3_6", "qwen3_8"])
+def test_earlier_thinking_is_kept_only_when_asked_whatever_the_templates_default(name: str):
+    messages = [Message("user", "a"), Message("assistant", "b", "EARLIER"), Message("user", "c")]
+    assert "EARLIER" not in family_target(name).render(messages)
+    assert "EARLIER" in family_target(name).render(messages, preserve_thinking=True)
+
+
 def test_the_templates_own_message_is_in_the_error():
     with pytest.raises(ValueError, match="No user query found"):
         qwen36().render([Message("system", "x")])
