@@ -71,6 +71,8 @@ def _enough(points: list[Point], min_s: float, max_s: float) -> bool:
         return False
     if passed >= max_s:
         return True
+    if points[-1].tokens <= points[0].tokens:
+        return False  # counted at the end of answers, and none ended yet: nothing is steady
     middle = points[len(points) // 2]
     first, second = _rate(points[0], middle), _rate(middle, points[-1])
     return abs(first - second) <= STEADY * max(first, second, 1e-9)
