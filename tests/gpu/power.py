@@ -64,7 +64,7 @@ class Sglang:
     """One server in its own process group; `url` once it is ready."""
 
     def __init__(
-        self, model: Path, flags: list[str], log: Path, *, env: dict[str, str], port: int, limit_s: float
+        self, model: Path, flags: list[str], log: Path, env: dict[str, str], port: int, limit_s: float
     ) -> None:
         self.command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port)]
         self.command += flags
