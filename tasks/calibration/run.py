@@ -78,7 +78,7 @@ async def calibrate(
     if not settings.enabled:
         return _apply(driver, CalibrationResult(dict.fromkeys(names, settings.start), 0.0, (), key, False, "off"))
     if settings.use_cache and (known := read_cached(cache_dir, key)) is not None:
-        return _apply(driver, _adapted(known, names))
+        return _apply(driver, _adapted(known, names, settings.limit, capacities or {}))
     searches = {name: Search(settings, (capacities or {}).get(name)) for name in names}
     failures: dict[str, str] = {}
     meter = _Meter(driver, settings, pending or (lambda: sys.maxsize), watts, ttft, told)
@@ -182,10 +182,12 @@ def _apply(driver: LoadDriver, result: CalibrationResult) -> CalibrationResult:
     return result
 
 
-def _adapted(known: CalibrationResult, names: list[str]) -> CalibrationResult:
-    """A cached result for the servers of today: an unknown name gets the median of the known ones."""
+def _adapted(
+    known: CalibrationResult, names: list[str], most: int, capacities: Mapping[str, int | None]
+) -> CalibrationResult:
+    """A cached result for the servers and limits of today: an unknown name gets the median of the known ones."""
     usual = round(statistics.median(known.limits.values()))
-    limits = {name: known.limits.get(name, usual) for name in names}
+    limits = {name: min(known.limits.get(name, usual), most, capacities.get(name) or most) for name in names}
     tok_s = known.tok_s * len(names) / len(known.limits)
     return CalibrationResult(limits, tok_s, known.windows, known.key, True, known.stopped_because)
 

@@ -1,6 +1,7 @@
 """In Prefect: tasks with their artifacts, and a person who approves (or not) a run over its budget."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +11,21 @@ from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.flow_runs import apause_flow_run
 from prefect.testing.utilities import prefect_test_harness
+from simulator import SimFleet, SimSettings
+from simulator.codec import TargetCodec
+from targets import qwen36
 
 from flows.approval import approved
+from flows.calibrate import calibrate
 from flows.mtp_steps import with_steps
 from flows.spec import RegenSpec
 from tasks.calibration.forecast import Rates
 from tasks.calibration.settings import BudgetSettings, CalibrationSettings
 from tasks.calibration.task import calibrate_servers, forecast_gate
 from tasks.errors import GateError
+from tasks.generation.plan import ledger
 from tasks.records import GateReport, Progress
+from tasks.runs import RunPaths
 
 BUDGET = BudgetSettings(deadline_h=0.01, over_budget="approve")
 PROGRESS = Progress(10_000, 300, 0, 64, 300_000, 100.0, 4000.0)
@@ -101,3 +108,33 @@ def test_other_draft_steps_are_the_same_data() -> None:
     assert (five.serving.mtp.steps, five.serving.mtp.draft_tokens, five.target.mtp) == (5, 6, True)
     assert not off.target.mtp
     assert spec.identity_digest() == five.identity_digest() == off.identity_digest()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("server")
+async def test_the_calibrate_flow_on_simulated_servers(tmp_path: Path) -> None:
+    """The deployment's flow from prompts to limits; a later run of the same spec finds its answers in the journal."""
+    target = qwen36()
+    path = tmp_path / "prompts.jsonl"
+    rows = ({"messages": [{"role": "user", "content": f"Tell me about the number {i}."}]} for i in range(2000))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    simulated = SimSettings(max_running=12, saturation=6, speedup=8, median_tokens=60, sigma=0.5)
+    with SimFleet(2, simulated, codec=TargetCodec(target)) as fleet:
+        serving = {"mode": "attach", "urls": [s.base_url for s in fleet.records()], "thinking_gate": "monitor"}
+        spec = RegenSpec.model_validate(
+            {
+                "source": {"paths": [str(path)]},
+                "target": {"model": str(target.directory), "mtp": False},
+                "publish": {"dataset": "calibrated", "work_dir": str(tmp_path / "out")},
+                "sampling": {"max_tokens": 512},
+                "serving": serving,
+                "calibration": {"start": 2, "limit": 32, "window_s": 0.8, "max_window_s": 6},
+            }
+        )
+        found = await calibrate(**{name: getattr(spec, name) for name in RegenSpec.model_fields})
+    assert all(4 <= limit <= 12 for limit in found["limits"].values()) and len(found["limits"]) == 2
+    run_dir = tmp_path / "out" / "calibrated" / "runs" / found["run_id"]
+    assert json.loads((run_dir / "calibration.json").read_text())["limits"] == found["limits"]
+    assert json.loads((run_dir / "forecast.json").read_text())["forecasts"][0]["remaining_prompts"] > 0
+    assert (tmp_path / "out" / "calibrated" / "current").read_text().strip() == found["run_id"]
+    assert len(ledger(RunPaths(tmp_path / "out" / "calibrated", found["run_id"])).done) > 10

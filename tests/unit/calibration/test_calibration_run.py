@@ -59,6 +59,8 @@ async def test_cached_by_key_and_a_changed_key_measures_again(tmp_path):
     assert again.limits == {"a": first.limits["a"], "new": first.limits["a"]}
     assert again.tok_s == pytest.approx(2 * first.tok_s)
     assert driver.limit("new") == first.limits["a"]
+    lower = SETTINGS.model_copy(update={"limit": 9})
+    assert (await calibrate(driver, lower, "k1", tmp_path, capacities={"new": 5})).limits == {"a": 9, "new": 5}
     assert not (await calibrate(CurveDriver({"a": FAST}), SETTINGS, "k2", tmp_path)).cached
     fresh = SETTINGS.model_copy(update={"use_cache": False})
     assert not (await calibrate(CurveDriver({"a": FAST}), fresh, "k1", tmp_path)).cached
