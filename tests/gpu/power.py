@@ -9,7 +9,7 @@ small model with a working MTP head, `--big` a model directory that is served wi
 
 Sections run in the order given, each within what is left of `--budget` seconds; one that does not fit is noted as
 skipped. `--out` holds one small JSON object; a second run with the same file adds its sections to it. Last line: that
-object's summary.
+object's summary; exit status 1 when something that ran was not as it should be (`failed`).
 
 nvml        fields, limits and capabilities as read; bare idle watts; cost of one reading and of the sampler
 tiny-mtp    watts, tokens, J/token and acceptance at C = 1, 8, 32, 128; hard rules; baseline written; gate again:
@@ -26,7 +26,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -376,17 +375,28 @@ def main() -> int:
                 results[name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             results[name]["section_s"] = time.monotonic() - began_s
         args.out.write_text(json.dumps(rounded(results), indent=1, default=str) + "\n")
-    assert threading.active_count() < 20
-    print(json.dumps(summary(results)))
-    return 0
+    found = summary(results)
+    print(json.dumps(found))
+    return 1 if found["failed"] else 0
 
 
 def summary(results: dict[str, Any]) -> dict[str, Any]:
     """What must be right: HEALTHY on the rerun, SPECULATION_OFF without MTP, the hang found."""
     tiny_mtp, plain = results.get("tiny-mtp", {}), results.get("tiny-plain", {})
     told = [why for _, _, why in (tiny_mtp.get("hang") or {}).get("told", [])]
+    wrong = [f"{name}: {r['error']}" for name, r in results.items() if "error" in r]
+    for where, name, wanted in (
+        (tiny_mtp, "gate_rerun", "HEALTHY"),
+        (plain, "hard_rules", "SPECULATION_OFF"),
+        (plain, "gate", "SPECULATION_OFF"),
+    ):
+        seen = (where.get(name) or {}).get("verdict")
+        if seen not in (None, wanted):
+            wrong.append(f"{name} is {seen}, expected {wanted}")
+    if (tiny_mtp.get("hang") or {}).get("stopped_at_s") and not told:
+        wrong.append("the stopped scheduler was not found hung")
     return {
-        "errors": {name: r["error"] for name, r in results.items() if "error" in r},
+        "failed": wrong,
         "gate_rerun": (tiny_mtp.get("gate_rerun") or {}).get("verdict"),
         "hard_rules_without_mtp": (plain.get("hard_rules") or {}).get("verdict"),
         "gate_without_mtp": (plain.get("gate") or {}).get("verdict"),

@@ -65,12 +65,14 @@ def test_every_section_runs_and_the_summary_is_right(script, monkeypatch, tmp_pa
     out = tmp_path / "power.json"
     arguments = ["power.py", "--tiny", str(tmp_path), "--big", str(tmp_path), "--out", str(out), "--window", "1"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--budget", "400", "nvml", "tiny-mtp", "tiny-plain"])
-    assert script.main() == 0
+    status = script.main()
     results = json.loads(out.read_text())
     summary = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert summary["errors"] == {}
+    # Two seconds are too short for a baseline, so the rerun cannot be healthy; that is all that may be wrong here.
+    assert summary["failed"] == ["gate_rerun is UNCALIBRATED, expected HEALTHY"]
+    assert status == 1
     assert summary["hard_rules_without_mtp"] == summary["gate_without_mtp"] == "SPECULATION_OFF"
     assert results["tiny-mtp"]["levels"][1]["tok_s"] > 1000
     assert results["tiny-mtp"]["levels"][1]["accept_length"] == pytest.approx(2.9, abs=0.2)
     assert results["nvml"]["info"]["enforced_limit_w"] == 700.0
-    assert "baseline written" in " ".join(results["tiny-mtp"]["gate_first"]["failed"])  # 2 s are too short for one
+    assert "baseline written" in " ".join(results["tiny-mtp"]["gate_first"]["failed"])
