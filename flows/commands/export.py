@@ -54,8 +54,8 @@ def command(
 
 
 def _local(source: str, folder: Path, endpoint_url: str | None) -> Path:
-    """The source as a local path; of a bucket only the manifest, tokens and completions are fetched."""
-    if not source.startswith("s3://"):
+    """The source as a local path; from a store only the manifest, tokens and completions are fetched."""
+    if "://" not in source:
         return Path(source).expanduser()
     from tasks.storage import open_store
 

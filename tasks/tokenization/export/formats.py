@@ -10,6 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.errors import DatasetError
 from tasks.tokenization.export import filters
 from tasks.tokenization.export.shards import json_lines
 from tasks.tokenization.export.source import ChatRow, Source
@@ -142,7 +143,12 @@ def _openai(message: dict[str, Any]) -> dict[str, Any]:
 def _inline(message: dict[str, Any], family: Any) -> dict[str, Any]:
     """Role and content only, with the thinking inside the content: these trainers read no other field."""
     content, reasoning = message["content"] or "", message["reasoning_content"]
-    if reasoning and message["role"] == "assistant" and family.get("think_close"):
+    if reasoning and message["role"] == "assistant":
+        if not family.get("think_close"):
+            raise DatasetError(
+                "the answers have reasoning, but their token files do not record how the target marks it; "
+                "tokenize them again with this version, or export for a trainer that reads reasoning_content"
+            )
         opened = f"{family['think_open']}{family['think_after_open']}{reasoning}{family['think_before_close']}"
         content = f"{opened}{family['think_close']}{family['think_after_close']}{content}"
     plain: dict[str, Any] = {"role": message["role"], "content": content}

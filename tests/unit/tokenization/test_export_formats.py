@@ -169,6 +169,22 @@ def test_a_published_set_exports_its_newest_snapshot_only(run_folder, tmp_path):
         export(copy, "specforge", tmp_path / "other")
 
 
+def test_a_store_is_read_like_a_folder(run_folder, tmp_path):
+    assert run(["export", f"file://{run_folder}", "--trainer", "automodel", "--out", str(tmp_path / "out")]) == 0
+    assert sum(pq.read_metadata(p).num_rows for p in (tmp_path / "out").glob("*.parquet")) == 8
+
+
+def test_reasoning_is_never_dropped_silently(run_folder, tmp_path):
+    chunk = tmp_path / "chunk"
+    chunk.mkdir()
+    for file in ("tokens.parquet", "completions.parquet"):
+        table = pq.read_table(run_folder / "chunks/00000" / file)
+        pq.write_table(table.replace_schema_metadata(None), chunk / file)
+    with pytest.raises(DatasetError, match="reasoning"):
+        export(chunk, "deepspec", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_command_prints_one_last_line(run_folder, tmp_path, capsys):
     status = run(["export", str(run_folder), "--trainer", "specforge", "--out", str(tmp_path / "out")])
     said = capsys.readouterr()
