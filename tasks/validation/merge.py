@@ -19,6 +19,9 @@ ROW_GROUP_BYTES = 64 << 20
 """A row group is closed at this many bytes of Arrow memory, or at 50,000 rows."""
 
 
+FAN_IN = 256
+"""Spilled files open at once: well below the usual limit of 1,024 open files."""
+
 FEW_VALUES = ("source", "reason", "regenerate_reason", "sample_index", "tools", "messages.list.element.role")
 """Columns worth a dictionary; building one for prompts and ids costs as much as compressing them."""
 
@@ -78,13 +81,39 @@ class Writer:
         self._held, self._bytes, self._rows = [], 0, 0
 
 
+def consolidate(paths: list[str], partitions: int) -> list[str]:
+    """At most FAN_IN files with the same rows: groups of them become one file each, partition by partition."""
+    while len(paths) > FAN_IN:
+        merged = []
+        for start in range(0, len(paths), FAN_IN):
+            group = paths[start : start + FAN_IN]
+            merged.append(_joined(group, partitions) if len(group) > 1 else group[0])
+        paths = merged
+    return paths
+
+
+def _joined(paths: list[str], partitions: int) -> str:
+    place = f"{paths[0]}.joined"
+    maps = [pa.memory_map(path) for path in paths]
+    files = [pa.ipc.open_file(mapped) for mapped in maps]
+    with pa.OSFile(place, "wb") as sink, pa.ipc.new_file(sink, SPILL) as writer:
+        for partition in range(partitions):
+            found = [file.get_batch(partition) for file in files]
+            joined = pa.Table.from_batches(found, SPILL).combine_chunks().to_batches()
+            writer.write_batch(joined[0] if joined else found[0])
+    for path, mapped in zip(paths, maps, strict=True):
+        mapped.close()
+        Path(path).unlink()
+    return place
+
+
 def merge_kept(
     paths: list[str], labels: list[str], partitions: int, out: Writer, rejected: Writer, exclude: Exclusions
 ) -> Merged:
     """Write prompts in id order; send what is lost to `rejected`. One partition is read while another is written."""
     merged = Merged()
     sources = pa.array(labels, pa.string())
-    files = [pa.ipc.open_file(pa.memory_map(path)) for path in paths]
+    files = [pa.ipc.open_file(pa.memory_map(path)) for path in consolidate(paths, partitions)]
 
     def load(partition: int) -> pa.Table:
         batches = [file.get_batch(partition) for file in files]

@@ -39,8 +39,10 @@ def _read(raw: bytes) -> Any:
     return _datasketch().MinHash(num_perm=PERMUTATIONS, hashvalues=values, scheme=SCHEME)
 
 
-def near_duplicates(signatures: Sequence[tuple[str, bytes]], threshold: float) -> dict[str, str]:
+def near_duplicates(signatures: Sequence[tuple[list[str], bytes]], threshold: float) -> dict[str, str]:
     """{id: id of the earlier prompt it nearly repeats}, in input order; exact repeats of an id are left out.
+
+    A signature comes with the ids of all samples of its row: they go together.
 
     Holds the signatures and the LSH index in memory: about 3 kB a prompt.
     """
@@ -50,13 +52,15 @@ def near_duplicates(signatures: Sequence[tuple[str, bytes]], threshold: float) -
     index = datasketch.MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
     kept: dict[str, Any] = {}
     twins: dict[str, str] = {}
-    for prompt_id, raw in signatures:
+    for ids, raw in signatures:
+        prompt_id = ids[0]
         if prompt_id in kept or prompt_id in twins:
             continue
         sketch = _read(raw)
         similar = [other for other in index.query(sketch) if sketch.jaccard(kept[other]) >= threshold]
         if similar:
-            twins[prompt_id] = max(similar, key=lambda other: (sketch.jaccard(kept[other]), other))
+            nearest = max(similar, key=lambda other: (sketch.jaccard(kept[other]), other))
+            twins |= dict.fromkeys(ids, nearest)
             continue
         index.insert(prompt_id, sketch)
         kept[prompt_id] = sketch

@@ -7,7 +7,7 @@ from pathlib import Path
 from tasks.errors import DatasetError
 from tasks.validation.columns import group_rows
 from tasks.validation.document import document_blocks
-from tasks.validation.lines import Block, cut_blocks
+from tasks.validation.lines import BLOCK_BYTES, Block, cut_blocks
 from tasks.validation.settings import SourceSettings
 from tasks.validation.sniff import open_text
 from tasks.validation.units import Source, Unit
@@ -42,7 +42,7 @@ def _lines(source: Source, settings: SourceSettings) -> Iterator[Part]:
     max_line, packed = settings.max_line_bytes, bool(source.compression)
     try:
         with open_text(source.path, source.compression) as file:
-            for block in cut_blocks(file, keep_data=packed, max_line=max_line):
+            for block in cut_blocks(file, keep_data=packed, max_line=max_line, block_bytes=BLOCK_BYTES):
                 yield block.first_row, block.lines, block.length, block, ()
     except (OSError, EOFError, ValueError) as error:
         raise DatasetError(f"cannot read {source.label} to its end: {error}; the file is damaged or cut") from error

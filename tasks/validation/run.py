@@ -61,7 +61,7 @@ class _Found:
     reject_paths: list[str] = field(default_factory=list)
     parts: list[TokenPart] = field(default_factory=list)
     observed: list[TokenPart] = field(default_factory=list)
-    signatures: list[tuple[str, bytes]] = field(default_factory=list)
+    signatures: list[tuple[list[str], bytes]] = field(default_factory=list)
 
 
 def validate(

@@ -37,7 +37,7 @@ class UnitResult:
     rejects_path: str | None = None
     parts: list[TokenPart] = field(default_factory=list)
     observed: list[TokenPart] = field(default_factory=list)
-    signatures: list[tuple[str, bytes]] = field(default_factory=list)
+    signatures: list[tuple[list[str], bytes]] = field(default_factory=list)
 
 
 _state: dict[str, Any] = {}
@@ -162,9 +162,9 @@ def _leave(unit: Unit, policy: Policy, collected: Collected, parts: list[TokenPa
     )
 
 
-def _signatures(policy: Policy, firsts: list[Any]) -> list[tuple[str, bytes]]:
+def _signatures(policy: Policy, firsts: list[Any]) -> list[tuple[list[str], bytes]]:
     if not policy.settings.near_duplicates:
         return []
     from tasks.validation.near import signature
 
-    return [(entry[0], signature(entry[1].turns)) for entry in firsts]
+    return [(entry[1].ids, signature(entry[1].turns)) for entry in firsts]

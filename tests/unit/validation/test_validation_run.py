@@ -96,6 +96,8 @@ def test_worker_processes_and_many_partitions_change_nothing(
     alone = judge(source)
     monkeypatch.setattr(running, "SMALL_BYTES", 0)
     monkeypatch.setattr(running, "PARTITION_BYTES", 5000)
+    monkeypatch.setattr("tasks.validation.merge.FAN_IN", 2)
+    monkeypatch.setattr("tasks.validation.plan.BLOCK_BYTES", 7000)
     together = judge(source, workers=2)
     assert alone.sums == together.sums == (1002, 700, 2, 300)
     assert alone.prompts.equals(together.prompts)
@@ -148,6 +150,7 @@ def test_near_duplicates_and_contamination_are_reasons_that_are_switched_on(
     rows = [chat(base), chat(base + " more"), chat("other words entirely"), chat(f"Well: {question.upper()}!?")]
     source = jsonl(rows)
     assert judge(source).sums == (4, 4, 0, 0)
+    assert len(judge(source, near_duplicates=True, samples=2).prompts) == 6
     near = judge(source, near_duplicates=True)
     assert near.sums == (4, 3, 0, 1) and near.reasons[1] == "NEAR_DUPLICATE"
     assert near.rejected["duplicate_of"][0] in set(near.prompts["prompt_id"])
