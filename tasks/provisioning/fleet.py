@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from tasks.client.capabilities import detect
 from tasks.errors import ServerError
+from tasks.provisioning.arguments import flag_value
 from tasks.provisioning.engines import refuse_simulation
 from tasks.provisioning.gpus import GpuReader, choose, groups, read_nvidia_smi
 from tasks.provisioning.keeper import Fleet, Member
@@ -266,7 +267,7 @@ def _start_all(
 def _recipe(
     opening: _Opening, drawn: Blueprint, name: str, group: tuple[GpuFacts, ...], limits: Limits, locks: tuple[int, ...]
 ) -> Recipe:
-    key = secrets.token_urlsafe(24)
+    key = flag_value(opening.serving.extra_args, "--api-key") or secrets.token_urlsafe(24)
     uuids = tuple(gpu.uuid for gpu in group)
     container = f"regen-{opening.paths.run_id}-{name}"
     return Recipe(

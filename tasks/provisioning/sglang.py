@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import ServerError, TargetError
+from tasks.errors import ServerError, SpecError, TargetError
 from tasks.provisioning.arguments import Place, StartConfig, build, environment, flag_value
 from tasks.provisioning.engines import DOCKER_PORT, default_image, docker_command, process_command, sglang_python
 from tasks.provisioning.gpus import least_free
@@ -18,6 +18,8 @@ from tasks.settings import TargetSettings
 
 PROMPT_TOKENS = 1024
 """Least room for a prompt beside the longest answer."""
+OWN_FLAGS = {"--port", "--host"}
+"""Flags that cannot be the same for several servers, or that would take them off loopback."""
 OCCUPIED_BYTES = 3 << 30
 """More than a driver and an idle context take: somebody else is on the GPU."""
 CONFIG_FILES = ("config.json", "model.safetensors.index.json")
@@ -93,8 +95,12 @@ def draw(
 ) -> Blueprint:
     """Plan the memory and choose the configuration. `changes`: what the ladder changed when this run began.
 
-    Raises ServerError saying what does not fit and which knob would make it.
+    Raises ServerError saying what does not fit and which knob would make it, SpecError where extra_args take what is
+    ours.
     """
+    taken = OWN_FLAGS & {word.split("=", 1)[0] for word in serving.extra_args}
+    if taken:
+        raise SpecError(f"serving.extra_args has {', '.join(sorted(taken))}: every server gets its own; leave it out")
     model = read_model(locate(target))
     if serving.mode == "docker":
         executable, version = "docker", serving.sglang_version
@@ -116,9 +122,7 @@ def draw(
     for gpu in gpus:
         if gpu.total_bytes - gpu.free_bytes > OCCUPIED_BYTES:
             held = (gpu.total_bytes - gpu.free_bytes) / (1 << 30)
-            say(
-                f"GPU {gpu.index}: others hold {held:.1f} GiB; the plan counts on the fullest GPU"
-            )
+            say(f"GPU {gpu.index}: others hold {held:.1f} GiB; the plan counts on the fullest GPU")
     say(f"memory plan: {plan.max_running} running requests, {plan.kv_tokens:,} KV tokens, fraction {plan.fraction}")
     config = config_of(serving, target, plan)
     fixed = frozenset(word.split("=", 1)[0] for word in serving.extra_args if word.startswith("--"))

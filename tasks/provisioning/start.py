@@ -25,6 +25,7 @@ HEALTH_TIMEOUT_S = 5.0
 more."""
 WARM_UP_S = 600.0
 """The first request with a temperature above 0 waited 109 s on an H200 while FlashInfer compiled its kernels."""
+PORT_WAIT_S = 5.0
 LOG_TAIL_BYTES = 4 << 20
 
 KEPT_ARGUMENTS = (
@@ -102,9 +103,12 @@ class Starter:
         self._lock = threading.Lock()
 
     def start(self, recipe: Recipe, port: int | None = None, reason: str = "first start") -> Started:
-        """Try until it answers or the ladder ends. Raises ServerError with the evidence, the log and what to do."""
+        """Try until it answers or the ladder ends; a given `port` is kept, since clients know it.
+
+        Raises ServerError with the evidence, the log and what to do.
+        """
         config, tried, changes = recipe.config, [], list[str]()
-        port = port or free_port()
+        known, port = port, port or free_port()
         for attempt in range(1, self.budget.attempts + 1):
             outcome = self._attempt(recipe, config, port, attempt, reason)
             if isinstance(outcome, Started):
@@ -118,7 +122,10 @@ class Starter:
                 raise _given_up(recipe.name, diagnosis, attempt, log_path)
             config, reason = step.config, f"{diagnosis.failure.value}: {step.reason}"
             changes += step.changes_data
-            port = free_port() if step.new_port else port
+            if step.new_port and known is None:
+                port = free_port()
+            elif step.new_port:
+                self.cancel.wait(PORT_WAIT_S)
             self.say(f"{recipe.name}: {reason}")
         raise AssertionError("unreachable: attempts is at least 1")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from provisioning_helpers import fake_gpu, write_interpreter, write_model
 
-from tasks.errors import ServerError
+from tasks.errors import ServerError, SpecError
 from tasks.provisioning.fleet import Fleet, open_fleet, open_fleet_async, resolve
 from tasks.provisioning.mtp import Verdict, mtp_gate
 from tasks.provisioning.parity import compare
@@ -354,6 +354,29 @@ def test_what_does_not_fit_is_said_before_anything_starts(bench: Bench) -> None:
 def test_last_resorts_only_where_allowed(bench: Bench) -> None:
     bench.open(gpus=[fake_gpu(free_gib=44)], allow_fp8=True)
     assert flag(bench.starts()[0], "--quantization") == "fp8"
+
+
+def test_a_key_of_the_user_is_used_and_blanked_like_ours(bench: Bench) -> None:
+    fleet = bench.open(extra_args=("--api-key", "their-own-key", "--load-format", "dummy"))
+    assert fleet.servers[0].api_key == "their-own-key"
+    assert "their-own-key" not in repr(fleet.records) and flag(bench.starts()[0], "--load-format") == "dummy"
+
+
+@pytest.mark.parametrize("word", ["--port=1", "--host"])
+def test_ports_and_addresses_are_ours(bench: Bench, word: str) -> None:
+    with pytest.raises(SpecError, match="every server gets its own"):
+        bench.open(extra_args=(word, "0.0.0.0"))
+
+
+def test_a_restart_keeps_the_port_that_clients_know(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.provisioning.start.PORT_WAIT_S", 0.1)
+    fleet = bench.open(SERVE, {"log": "[Errno 98] x: address already in use", "exit": 1}, SERVE)
+    listener = Listener()
+    fleet.subscribe(listener)
+    before = fleet.servers[0].base_url
+    call(before + "/fake", {"exit": 3})
+    assert until(lambda: ("up", "server-0") in listener.told), listener.told
+    assert fleet.servers[0].base_url == before and len({flag(start, "--port") for start in bench.starts()}) == 1
 
 
 def test_simulated_acceptance_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
