@@ -72,7 +72,8 @@ def test_every_section_runs_and_the_summary_is_right(script, monkeypatch, tmp_pa
     assert summary["failed"] == ["gate_rerun is UNCALIBRATED, expected HEALTHY"]
     assert status == 1
     assert summary["hard_rules_without_mtp"] == summary["gate_without_mtp"] == "SPECULATION_OFF"
-    assert results["tiny-mtp"]["levels"][1]["tok_s"] > 1000
+    # The simulator tells half of an aborted answer's tokens, and one second of window is mostly aborted answers.
+    assert 500 < results["tiny-mtp"]["levels"][1]["tok_s"] < 1700
     assert results["tiny-mtp"]["levels"][1]["accept_length"] == pytest.approx(2.9, abs=0.2)
     assert results["nvml"]["info"]["enforced_limit_w"] == 700.0
     assert "baseline written" in " ".join(results["tiny-mtp"]["gate_first"]["failed"])
