@@ -53,7 +53,7 @@ def command(
 
     Example: regen validate data/*.parquet --target models/qwen3.6-27b --report report.json --rejected bad.parquet
     """
-    from flows.commands.validate_screen import show
+    from flows.commands.validate_screen import judging, show
     from tasks.runs import write_json
     from tasks.settings import TargetSettings
     from tasks.validation.run import validate
@@ -67,7 +67,8 @@ def command(
 
         text = load_target(local_target(TargetSettings(model=target, chat_template=chat_template)))
     with tempfile.TemporaryDirectory(prefix="regen-validate-") as folder:
-        result = validate(settings, text, Path(folder), for_training=not prompts_only)
+        with judging() as progress:
+            result = validate(settings, text, Path(folder), for_training=not prompts_only, progress=progress)
         show(result, settings)
         _copy(Path(result.rejected_path), rejected)
         tokens = Path(folder) / "kept_tokens.parquet"

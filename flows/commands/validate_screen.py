@@ -1,9 +1,19 @@
 """What `regen validate` prints for people: the verdict first, then why."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console, Group
 from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +25,16 @@ from tasks.validation.settings import SourceSettings
 
 BAR = 40
 """Characters of the longest bar."""
+
+
+@contextmanager
+def judging() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal's stderr; call it with (bytes judged, bytes in all)."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("judging"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        job = bar.add_task("judging", total=None)
+        yield lambda judged, total: bar.update(job, completed=judged, total=total)
 
 
 def show(result: ValidationResult, settings: SourceSettings, console: Console | None = None) -> None:

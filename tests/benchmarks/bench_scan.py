@@ -166,7 +166,7 @@ def main() -> None:
     rows = 40_000 if options.small else options.rows
     with tempfile.TemporaryDirectory(prefix="bench-scan-") as temporary:
         folder = options.folder or Path(temporary)
-        report(folder, rows, 4096 if options.small else options.map_rows, options.repeat)
+        report(folder, rows, 2048 if options.small else options.map_rows, 1 if options.small else options.repeat)
 
 
 def report(folder: Path, rows: int, map_rows: int, repeat: int) -> None:
