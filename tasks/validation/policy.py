@@ -63,6 +63,8 @@ class Policy:
             self._check_text(turns)
             return KeptRow(self._ids(turns, tools), turns, tools)
         prompt = prompt_turns(turns)
+        if not prompt:
+            raise RowError(Reason.NO_USER_TURN, "there are only assistant turns")
         check_order(prompt)
         self._check_text(prompt)
         fault, tokens = old if old else (self._response_fault(turns), None)
