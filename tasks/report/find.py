@@ -14,6 +14,8 @@ def find_run(where: Path) -> RunPaths:
     found = [
         path.parent.resolve() for place in PLACES for path in where.glob(place) if path.parent.parent.name == "runs"
     ]
+    # A published copy has a spec.json too; only the working folder has the record.
+    found = [run for run in found if any((run / name).exists() for name in TRACES[:2])] or found
     if not found and (where / "spec.json").exists():
         found = [where.resolve()]
     if not found:

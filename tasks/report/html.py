@@ -157,7 +157,8 @@ def forecasts(data: RunData, found: Figures) -> Section:
     for item in data.forecasts:
         made = item.get("made_s")
         into = max(0.0, made - start) if isinstance(made, (int, float)) and start else 0.0
-        median, low, high = (into + float(v) for v in item["time_s"])
+        whole = item.get("total_s") or [into + float(v) for v in item["time_s"]]
+        median, low, high = (float(v) for v in whole)
         row = {"made": into / 3600, "median": median / 3600, "low": low / 3600, "high": high / 3600}
         rows.append(row | {"real": real / 3600 if real else None, "remaining prompts": item.get("remaining_prompts")})
     return Section(
@@ -170,8 +171,9 @@ def forecasts(data: RunData, found: Figures) -> Section:
 
 def failures(data: RunData, found: Figures) -> Section:
     """Failed prompts, refused rows, retries and restarts."""
+    attempts = [a for key in ("server_starts", "server_events", "fleet") for a in _items(data.record.get(key))]
     names = ("time_s", "server", "name", "event", "outcome", "reason", "attempt", "seconds")
-    rows = [{n: a[n] for n in names if a.get(n) is not None} for a in _items(data.record.get("fleet"))]
+    rows = [{n: a[n] for n in names if a.get(n) is not None} for a in attempts]
     retries = data.fact("generation").get("retries")
     text = f"{retries:,} requests were sent again." if isinstance(retries, int) else ""
     return Section(

@@ -4,12 +4,13 @@ spec.json      spec.{publish.dataset, target.{model, revision}, sampling.*, budg
                price_per_gpu_hour}}, identity_digest, identity.template_sha256, versions.*, host
 record.json    started, finished (Unix s); validation.{rows, kept, rejected, duplicates, reasons,
                regenerate_reasons}; prompts.{pending, already}; subtraction.{new, already, forced, vanished};
-               servers[] (fields of tasks.records.Server); fleet[] (start attempts and restarts, any of: time_s,
+               servers[] (fields of tasks.records.Server); server_starts[], server_events[], fleet[] (any of: time_s,
                server or name, event or outcome, reason, attempt, seconds); gates.{name: GateReport.as_dict() and,
                if known, time_s}; gpus[].{name, uuid, driver}; generation.{seconds, tok_s, retries, accept_length};
                summary (its presence says that the run is over)
 calibration.json  limits, tok_s, stopped_because, windows[].(fields of LoadWindow; tok_s if given)
-forecast.json  one forecast, or a list of them, or {forecasts: [...]}: fields of Forecast; made_s (Unix s), if known
+forecast.json  one forecast, or a list of them, or {forecasts: [...]}: fields of Forecast; made_s (Unix s) and
+               total_s ([median, low, high]), if known
 power.parquet  and power.parquet.parts/*.parquet: time_s, gpu_uuid, power_average_w, power_instant_w, energy_j
 chunks/*/      chunk.json (fields of ChunkRecord), published.json, completions.parquet (output_tokens, messages),
                tokens.parquet (n_supervised), tokens_rejected.parquet (reason)

@@ -78,6 +78,7 @@ class LocalStore:
             if if_match is not None and found != if_match:
                 raise ConflictError(f"{path} was changed by somebody else; read it again and merge")
             write_atomic(path, data)
+            path.chmod(0o644)  # a published file is for other users too; temporary files are private
         self._sent += len(data)
         return _version(data)
 

@@ -31,7 +31,7 @@ RUN_FILES = {
 }
 """Files of a run folder that are published beside the data."""
 
-OWN = (MANIFEST, CARD, LEASE, "baselines/", "runs/", "current", ".")
+OWN = (MANIFEST, CARD, LEASE, "baselines/", "runs/", "current", "calibration-", ".")
 """What may lie in a data set's root; anything else is somebody else's."""
 
 CONVENTIONS = {

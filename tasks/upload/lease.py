@@ -21,6 +21,7 @@ from tasks.errors import StorageError
 from tasks.runs import host_name
 from tasks.storage import ConflictError, MissingError, Store
 from tasks.upload.layout import LEASE
+from tasks.upload.manifest import refuse_foreign
 
 log = logging.getLogger(__name__)
 SKEW_S = 30.0
@@ -77,8 +78,10 @@ def hold_lease(
     """Hold the data set's lease and renew it from a thread of its own.
 
     Waits (when `wait`) at most `seconds` for a holder on another host that may be dead; one that renews while we look,
-    or that runs on this host, is alive, which is a StorageError that names it.
+    or that runs on this host, is alive, which is a StorageError that names it. So is a destination that holds
+    somebody else's files: nothing is written there.
     """
+    refuse_foreign(store)
     lease = acquire(store, holder, seconds, wait=wait, clock=clock, sleep=sleep)
     stop = threading.Event()
     thread = threading.Thread(target=_renewing, args=(lease, seconds / 3, stop), name="lease", daemon=True)

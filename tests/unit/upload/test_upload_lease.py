@@ -132,3 +132,10 @@ def test_only_one_of_many_wins(store):
 def test_an_unreadable_lease_does_not_block(store):
     store.put_bytes("lease.json", b"{torn")
     assert acquire(store, "next", 60, wait=False).holder == "next"
+
+
+def test_somebody_elses_folder_is_not_touched(tmp_path):
+    (tmp_path / "thesis.docx").write_text("years of work")
+    with pytest.raises(StorageError, match=r"thesis\.docx"), hold_lease(open_store(tmp_path), "run", 60):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.docx"]
