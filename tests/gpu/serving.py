@@ -10,6 +10,8 @@ mtp    starts with MTP through open_fleet: verdict ON_AND_EFFECTIVE, the fixed t
 kill   kill -9 of that server in the middle of an answer: noticed, told, back with the same address and key
 plain  starts without MTP: verdict OFF, the same text
 oom    a memory fraction that cannot hold the draft's KV cache: recognised, recovered by the ladder
+plan27b  a 27B-shaped config with dummy weights beside the tiny model's folder: the plan's running requests start at
+the first attempt, and as many really run at once (SGLang's defaults run 22 on an H200)
 hang   SIGSTOP on the scheduler: noticed by its heartbeat while /health still waits, restarted
 pair   only with two GPUs: two servers, one killed while the other goes on answering
 
@@ -73,13 +75,13 @@ class Bench:
         if not good:
             self.failed.append(name)
 
-    def open(self, *, mtp: bool, gpus: int = 1, **serving: Any) -> Fleet:
+    def open(self, *, mtp: bool, gpus: int = 1, model: Path | None = None, **serving: Any) -> Fleet:
         """A fleet of its own run folder on the first GPUs."""
         self.number += 1
         options = {"python": self.python, "slots": SLOTS, "start_timeout_s": START_S, "mean_tokens": 1024, **serving}
         return open_fleet(
             ServingSettings(gpus=tuple(range(gpus)), **options),
-            TargetSettings(model=str(self.model), mtp=mtp),
+            TargetSettings(model=str(model or self.model), mtp=mtp),
             RunPaths(self.work, f"run-{self.number}"),
             max_tokens=2048,
             progress=lambda line: print(f"    {time.strftime('%H:%M:%S')} {line}", flush=True),
@@ -243,6 +245,45 @@ def out_of_memory(bench: Bench, section: dict[str, Any]) -> None:
         text_is_right(bench, section, fleet.servers[0])
 
 
+def plan_27b(bench: Bench, section: dict[str, Any]) -> None:
+    """The memory plan on the real card: it must start at once and hold what it promises."""
+    shape = bench.model.parent / "shape-qwen3.6-27b"
+    if not shape.is_dir():
+        section["skipped"] = f"no {shape.name} beside the tiny model (make_models.py --shape27b)"
+        return
+    with bench.open(
+        mtp=True, model=shape, slots=None, mean_tokens=4096, extra_args=("--load-format", "dummy")
+    ) as fleet:
+        section["starts"] = starts_of(fleet)
+        section["plan_against_start"] = plan_against_start(bench, fleet)
+        server, facts = fleet.servers[0], fleet.records[-1]["facts"]
+        running = server.max_running_requests or 0
+        bench.check(section, "first attempt", len(fleet.records) == 1, f"{len(fleet.records)} attempts")
+        bench.check(section, "twice the defaults", running >= 44, f"{running} running requests, defaults 22")
+        bench.check(section, "memory left", facts.get("free_gb", 0) > 2, facts.get("free_gb"))
+        answers, peak = load(server, running)
+        bench.check(section, "all answered", answers == running, f"{answers} of {running}")
+        bench.check(section, "ran at once", peak >= 44, f"at most {peak} running")
+
+
+def load(server: Server, requests: int) -> tuple[int, int]:
+    """So many requests at once; how many were answered, and the most that ran together."""
+    done: list[bool] = []
+
+    def one() -> None:
+        done.append(bool(chat(server, timeout_s=120, max_tokens=400, ignore_eos=True).get("finish_reason")))
+
+    threads = [threading.Thread(target=one, daemon=True) for _ in range(requests)]
+    for thread in threads:
+        thread.start()
+    peak = 0
+    while any(thread.is_alive() for thread in threads):
+        loads = call(f"{server.base_url}/v1/loads", api_key=server.api_key).object().get("loads") or [{}]
+        peak = max(peak, int(loads[0].get("num_running_reqs") or 0))
+        time.sleep(0.2)
+    return sum(done), peak
+
+
 def hang(bench: Bench, section: dict[str, Any]) -> None:
     """SIGSTOP on the scheduler: /health waits for 20 s, the heartbeat grows at once."""
     with bench.open(mtp=True, hang_timeout_s=12.0) as fleet:
@@ -298,6 +339,7 @@ SECTIONS: dict[str, tuple[Callable[[Bench, dict[str, Any]], None], float]] = {
     "mtp": (with_mtp, 150.0),
     "plain": (without_mtp, 70.0),
     "oom": (out_of_memory, 120.0),
+    "plan27b": (plan_27b, 130.0),
     "hang": (hang, 150.0),
     "pair": (pair, 180.0),
 }
@@ -329,7 +371,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Provisioning on a real GPU.")
     parser.add_argument("--model", type=Path, required=True, help="tiny-qwen3.5-mtp, made by make_models.py")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--sections", default="mtp,plain,oom,hang,pair")
+    parser.add_argument("--sections", default="mtp,plain,oom,plan27b,hang,pair")
     parser.add_argument("--budget-s", type=float, default=570.0)
     parser.add_argument("--python", default=sys.executable, help="interpreter that has sglang")
     arguments = parser.parse_args()

@@ -44,6 +44,11 @@ class State:
         self.running = 0
         self.tokens = 0
         self.begun = time.time()
+        self.lock = threading.Lock()
+
+    def enter(self, change: int) -> None:
+        with self.lock:
+            self.running += change
 
 
 def handler(state: State) -> type[BaseHTTPRequestHandler]:
@@ -77,7 +82,11 @@ def handler(state: State) -> type[BaseHTTPRequestHandler]:
             if self.path == "/generate":
                 meta = {"spec_accept_length": 2.909} if state.behaviour.get("accept_length", 1) else {}
                 return self.reply(200, {"text": "x", "output_ids": [1], "meta_info": meta})
-            return self.reply(200, chat(state, body))
+            state.enter(1)
+            time.sleep(1.0 if body.get("max_tokens") == 400 else 0.0)
+            answered = chat(state, body)
+            state.enter(-1)
+            return self.reply(200, answered)
 
     return Handler
 
@@ -146,6 +155,7 @@ def serve(behaviour: dict[str, Any], flags: list[str]) -> None:
     if behaviour.get("child"):
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     state = State(behaviour, flags)
+    ThreadingHTTPServer.request_queue_size = 256
     server = ThreadingHTTPServer((value(flags, "--host", "127.0.0.1"), int(value(flags, "--port"))), handler(state))
     server.daemon_threads = True
     print("The server is fired up and ready to roll!", flush=True)

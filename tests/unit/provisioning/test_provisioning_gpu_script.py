@@ -27,6 +27,7 @@ def test_every_section_runs_and_a_small_json_remains(tmp_path: Path) -> None:
     plain = {"serve": True, "accept_length": None}
     python = write_interpreter(tmp_path / "env", [SERVE, SERVE, plain, {"log": OOM, "exit": -9}, SERVE])
     model = write_model(tmp_path / "model")
+    write_model(tmp_path / "shape-qwen3.6-27b")
     out = tmp_path / "results" / "serving.json"
     command = [
         sys.executable,
@@ -36,7 +37,7 @@ def test_every_section_runs_and_a_small_json_remains(tmp_path: Path) -> None:
         "--out",
         str(out),
     ]
-    command += ["--python", str(python), "--sections", "mtp,plain,oom,pair", "--budget-s", "300"]
+    command += ["--python", str(python), "--sections", "mtp,plain,oom,plan27b,pair", "--budget-s", "300"]
     env = {**os.environ, "PATH": f"{smi.parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=170, env=env, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
@@ -47,6 +48,7 @@ def test_every_section_runs_and_a_small_json_remains(tmp_path: Path) -> None:
     assert sections["kill"]["noticed_s"] < 5 and sections["kill"]["back_s"] < 60
     assert [row["outcome"] for row in sections["oom"]["starts"]] == ["failed", "ready"]
     assert sections["oom"]["starts"][1]["mem_fraction"] < 0.55
+    assert sections["plan27b"]["checks"]["ran at once"]["ok"]
     assert sections["pair"]["skipped"] == "one GPU"
     assert len(out.read_bytes()) < 20_000
 

@@ -1,12 +1,13 @@
 """The memory plan: golden values of SGLang's formulas, the recorded starts, and properties."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import shared
+from paths import REPOSITORY, shared
 from provisioning_helpers import CONFIG_27B, CONFIG_DENSE, GIB, model_27b, write_model
 
 from tasks.errors import TargetError
@@ -125,6 +126,30 @@ def test_recorded_starts_of_0517(
     assert pools.kv_tokens == pytest.approx(tokens, rel=0.01 if running == 64 else 0.0005)
     assert pools.state_bytes / GIB == pytest.approx(states_gb, abs=0.02)
     assert pools.intermediate_bytes / GIB == pytest.approx(intermediate_gb, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("version", "available", "fraction", "layout", "states", "tokens"),
+    [
+        ("0.5.11", 139.13, 0.3, Layout(48, 4), 48, 10_834_963),
+        ("0.5.11", 139.13, 0.3, Layout(48, 4, radix=True), 26_141, 5_707_688),
+        ("0.5.11", 139.13, 0.90473, Layout(None, 0, radix=True), 79_424, 17_341_260),
+        ("0.5.17", 137.61, 0.3, Layout(48, 4, radix=True), 14_358, 7_863_788),
+        ("0.5.17", 137.61, 0.90074, Layout(None, 0, radix=True), 78_212, 17_076_779),
+    ],
+)
+def test_recorded_starts_of_the_tiny_model(
+    version: str, available: float, fraction: float, layout: Layout, states: int, tokens: int
+) -> None:
+    sys.path.insert(0, str(REPOSITORY / "tests" / "gpu"))
+    import make_models
+
+    text, vision = make_models.text_config(make_models.SMALL), make_models.vision_config(tiny=True)
+    tiny = parse_model({"model_type": "qwen3_5", "text_config": text, "vision_config": vision})
+    assert tiny.kv_bytes_per_token() == 4096 and tiny.state_bytes() == 804_864
+    pools = divide(tiny, generation(version), int(available * GIB), fraction, layout)
+    assert pools.states == pytest.approx(states, rel=0.002)
+    assert pools.kv_tokens == pytest.approx(tokens, rel=0.003)
 
 
 def test_default_fractions_are_the_recorded_ones() -> None:
