@@ -7,6 +7,7 @@ twice is at most what was in flight.
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -54,21 +55,24 @@ class Result:
     seconds: float
 
 
-def settings() -> GenerationSettings:
+def settings(fault: str) -> GenerationSettings:
+    """A short patience only where a server really stands still: a busy machine must not look like a dead server."""
+    stall_s = 1.0 if fault in ("hang", "wedge") else 30.0
     return GenerationSettings(
-        **{**FAST, "stall_s": 0.6, "sample_s": 0.1}, chunk_rows=16, breaker=NO_BREAKER, max_attempts=4
+        **{**FAST, "stall_s": stall_s, "sample_s": 0.1}, chunk_rows=16, breaker=NO_BREAKER, max_attempts=4
     )
 
 
-def child(root: str, servers: list[Server]) -> None:
+def child(root: str, servers: list[Server], fault: str) -> None:
     """Run the engine to its end, or until it is killed or cancelled."""
+    faulthandler.enable()
     logging.disable(logging.CRITICAL)
     with contextlib.suppress(EngineStopped, asyncio.CancelledError):
-        asyncio.run(_child(RunPaths(Path(root), "run1"), servers))
+        asyncio.run(_child(RunPaths(Path(root), "run1"), servers, fault))
 
 
-async def _child(paths: RunPaths, servers: list[Server]) -> None:
-    running = Engine(paths, SimTarget(), SamplingSettings(max_tokens=4096), settings(), servers, limits=LIMIT)
+async def _child(paths: RunPaths, servers: list[Server], fault: str) -> None:
+    running = Engine(paths, SimTarget(), SamplingSettings(max_tokens=4096), settings(fault), servers, limits=LIMIT)
     running.start()
     loop = asyncio.get_running_loop()
     cancelled = asyncio.Event()
@@ -89,7 +93,7 @@ def case(fault: str, seed: int, root: Path) -> Result:
     sim = SimSettings(seed=seed, median_tokens=40, sigma=0.7, speedup=6, max_running=LIMIT)
     begun = time.monotonic()
     with SimFleet(SERVERS, sim, faults=FaultPlan(seed, rates)) as fleet:
-        process = _start(root, fleet)
+        process = _start(root, fleet, fault)
         _strike(fleet, fault, rng)
         _wait_for_first(fleet, process)
         time.sleep(rng.uniform(0.02, 0.5))
@@ -100,16 +104,19 @@ def case(fault: str, seed: int, root: Path) -> Result:
         process.join(20)
         assert not process.is_alive(), "a cancelled engine did not exit within 20 s"
         pending = _check_middle(paths, {p.prompt_id for p in made})
-        last = _start(root, fleet)
-        last.join(60)
+        last = _start(root, fleet, fault)
+        last.join(90)
+        if last.is_alive():
+            os.kill(last.pid or 0, signal.SIGABRT)  # the child's faulthandler shows where it stands
+            last.join(5)
         assert last.exitcode == 0, f"the resumed run ended with {last.exitcode}"
         done, failed = check_accounts(paths, made)
         redone = _redone(fleet, fault, kill == signal.SIGKILL)
     return Result(fault, seed, len(done), len(failed), pending, redone, held, time.monotonic() - begun)
 
 
-def _start(root: Path, fleet: SimFleet) -> Any:
-    process = _context.Process(target=child, args=(str(root), fleet.records()))
+def _start(root: Path, fleet: SimFleet, fault: str) -> Any:
+    process = _context.Process(target=child, args=(str(root), fleet.records(), fault))
     process.start()
     return process
 
