@@ -15,7 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-WIDTH, HEIGHT = 1280, 900
+WIDTH, HEIGHT = 1280, 520
 LARGEST_BYTES = 200_000
 """A picture in the repository stays for ever; above this the script fails instead of committing it."""
 
