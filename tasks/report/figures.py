@@ -56,13 +56,14 @@ def figures(data: RunData) -> Figures:
     seconds = data.fact("generation").get("seconds") or _seconds(data.progress)
     energy = energy_j(data.power)
     span = _seconds(data.power)
-    total = last.get("total") or data.fact("prompts").get("pending") or data.fact("validation").get("kept")
+    totals = (last.get("total"), data.fact("prompts").get("pending"), data.fact("validation").get("kept"))
+    total = next((int(value) for value in totals if value is not None), None)
     rate = data.fact("generation").get("tok_s") or (tokens / seconds if seconds else last.get("tok_s"))
     return Figures(
         dataset=str(data.group("publish").get("dataset") or data.paths.dataset_dir.name),
         run_id=data.paths.run_id,
         model=str(data.group("target").get("model") or "unknown model"),
-        total=int(total) if total else None,
+        total=total,
         done=done,
         failed=failed,
         output_tokens=tokens,
@@ -131,7 +132,7 @@ def markdown(found: Figures) -> str:
 
 def tiles(found: Figures) -> list[tuple[str, str]]:
     """(name, value) of everything that is known, most important first."""
-    total = f" of {found.total:,}" if found.total else ""
+    total = "" if found.total is None else f" of {found.total:,}"
     shown: list[tuple[str, str | None]] = [
         ("answered", f"{found.done:,}{total}"),
         ("not answered", f"{found.failed:,}"),

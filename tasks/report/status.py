@@ -101,8 +101,8 @@ def _state(data: RunData, quiet_s: float) -> str:
     mine = current.exists() and current.read_text(encoding="utf-8").strip() == data.paths.run_id
     if data.fact("summary"):
         return "published" if data.fact("summary").get("manifest") else "finished"
-    if not mine and any(data.paths.chunks.glob("*/published.json")):
-        return "published"
+    if not mine:
+        return "published" if any(data.paths.chunks.glob("*/published.json")) else "finished"
     return "running" if quiet_s < ALIVE_S else "interrupted"
 
 

@@ -198,6 +198,23 @@ def test_status_of_a_running_an_interrupted_and_a_finished_run(whole):
     assert read_status(whole, now_s=touched + 4000).state == "published"
 
 
+def test_status_of_a_run_with_nothing_new(tmp_path):
+    paths = make_run(tmp_path / "set", "run2", prompts={"pending": 0, "kept": 25})
+    status = read_status(paths)
+    assert (status.state, status.figures.total, status.figures.pending) == ("finished", 0, 0)
+
+
+def test_a_published_copy_is_not_the_run(whole, tmp_path):
+    import os
+    import shutil
+
+    copy = tmp_path / "published" / "runs" / whole.run_id
+    copy.mkdir(parents=True)
+    shutil.copy(whole.spec, copy / "spec.json")
+    os.utime(copy / "spec.json", (4e9, 4e9))
+    assert find_run(tmp_path).run_dir == whole.run_dir.resolve()
+
+
 def test_find_run_takes_the_one_worked_on_last(whole, tmp_path):
     import os
 
