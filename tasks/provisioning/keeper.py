@@ -78,6 +78,7 @@ class Fleet:
         self._hooks: list[EventHook] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self.note: Callable[[Fleet], object] | None = None
         """Called once at the end, to keep the starts and events in the run's record."""
@@ -132,6 +133,10 @@ class Fleet:
     def close(self) -> None:
         """Stop watching and end every server of this run; returns when they are gone. Safe to call twice."""
         self._stop.set()
+        with self._closing:
+            self._close()
+
+    def _close(self) -> None:
         if self.starter is not None:
             self.starter.cancel.set()
         ours = [member.running for member in self.members if member.running is not None]
