@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from tasks.client.outcomes import ChatOutcome, OutcomeKind
 from tasks.errors import TargetError
+from tasks.generation.quality import Judge
 from tasks.provisioning import embedded, embedded_engine
 from tasks.settings import TargetSettings
 from tasks.target.load import load_target
@@ -81,3 +83,12 @@ def test_context_is_per_request_although_the_engine_divides_it(monkeypatch):
     assert list(params.hostnames) == ["127.0.0.1"]
     assert params.endpoint_metrics is True
     assert (params.sampling.min_p, params.sampling.top_k, params.sampling.temp) == (0.0, 0, 1.0)
+
+
+def test_an_answer_without_thinking_is_no_fault_of_a_model_that_cannot_think(target_dir):
+    target = load_target(TargetSettings(model=str(target_dir)))
+    answer = ChatOutcome(
+        OutcomeKind.OK, content="Hello there.", finish_reason="stop", token_ids=[*target.encode("Hello there."), 2]
+    )
+    assert target.family.think_close == ""
+    assert Judge(target).judge(answer, thinking=True).reason is None
