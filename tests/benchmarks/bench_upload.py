@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--mb", type=int, default=512)
     options = parser.parse_args()
-    megabytes, pairs = (64, 2) if options.small else (options.mb, options.pairs)
+    megabytes, pairs = (48, 1) if options.small else (options.mb, options.pairs)
     with tempfile.TemporaryDirectory() as folder, seaweed(Path(folder) / "weed") as server:
         path = make_file(Path(folder) / "file.bin", megabytes)
         store, client = open_ours(server.endpoint_url, server.credentials), client_of(server)
