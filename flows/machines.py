@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from flows.approval import approved
@@ -12,12 +13,12 @@ from flows.reporter import Reporter
 from flows.session import Session
 from flows.stages import Made, Prompts, judge, judged
 from tasks.calibration.forecast import Rates
-from tasks.calibration.outlook import Outlook, rates_from
-from tasks.calibration.run import as_dict, calibration_key
+from tasks.calibration.outlook import Outlook, rates_from, record
+from tasks.calibration.run import as_dict, by_server, calibration_key
 from tasks.calibration.task import calibrate_servers, forecast_gate
 from tasks.generation.engine import Engine
 from tasks.power.baseline import Baselines, model_digest, sku_of
-from tasks.power.live import LiveWatch
+from tasks.power.live import LiveWatch, expected_from_windows
 from tasks.power.nvml import open_nvml
 from tasks.power.rig import Rig
 from tasks.power.sampler import PowerSampler
@@ -25,7 +26,7 @@ from tasks.power.statistics import by_gpu, summarize
 from tasks.power.task import baseline_gate, hard_rules
 from tasks.provisioning.fleet import Fleet
 from tasks.provisioning.task import mtp_gate, provision, thinking_canary
-from tasks.records import CalibrationResult, GateReport, Level, Progress
+from tasks.records import CalibrationResult, GateReport, Level, Progress, Server
 from tasks.runs import write_json
 from tasks.ui import task as ui
 
@@ -44,7 +45,7 @@ async def sampling_power(run: Session) -> AsyncIterator[PowerSampler]:
         sampler = stack.enter_context(PowerSampler(run.paths.power, nvml, run.spec.power.sample_hz))
         if nvml is not None:
             stack.callback(nvml.close)
-            run.note(gpus=[asdict(info) for info in sampler.gpus])
+            run.note(gpus=[asdict(info) for info in sampler.gpus], driver=next((i.driver for i in sampler.gpus), None))
         yield sampler
 
 
@@ -67,7 +68,13 @@ async def servers(run: Session) -> AsyncIterator[tuple[Fleet, Rig]]:
 def note_servers(run: Session, fleet: Fleet) -> None:
     """What the manifest and the report say about servers; the API key stays out."""
     shown = [{name: value for name, value in asdict(s).items() if name != "api_key"} for s in fleet.servers]
-    run.note(servers=shown, server_starts=fleet.records, server_events=fleet.events, leftovers=fleet.leftovers)
+    run.note(
+        servers=shown,
+        server_starts=fleet.records,
+        server_events=fleet.events,
+        leftovers=fleet.leftovers,
+        changes_data=fleet.changes_data,
+    )
 
 
 def rig_of(run: Session, fleet: Fleet, sampler: PowerSampler) -> Rig:
@@ -101,6 +108,7 @@ class Work:
 
     pool: Engine
     watched: "Watched"
+    live: LiveWatch | None
     before: Progress
     began_s: float
 
@@ -127,23 +135,33 @@ async def engine(run: Session, fleet: Fleet, rig: Rig, prompts: Prompts) -> Asyn
     )
     await asyncio.to_thread(pool.start)
     fleet.subscribe(pool)
-    watched = Watched(pool, rig, spec.sampling.max_tokens)
-    work = Work(pool, watched, pool.progress(), time.monotonic())
+    watched = Watched(pool, rig, spec.sampling.max_tokens, run.paths.forecast)
+    live = live_power(run, rig, fleet)
+    work = Work(pool, watched, live, pool.progress(), time.monotonic())
     try:
         with contextlib.ExitStack() as stack:
             reporter = stack.enter_context(Reporter(run.paths.run_dir / "progress.jsonl", watched.read))
             stack.enter_context(ui.LiveProgress("progress", reporter.line))
-            stack.enter_context(live_power(run, rig, fleet))
+            if live is not None:
+                stack.enter_context(live)
             yield work
-            run.note(generation={**asdict(watched.read()), **asdict(work.made)})
+            close_forecast(run, work)
     finally:
         await asyncio.shield(pool.stop("the run ends"))
 
 
-def live_power(run: Session, rig: Rig, fleet: Fleet) -> contextlib.AbstractContextManager[Any]:
+def close_forecast(run: Session, work: Work) -> None:
+    """What generation took in the end, beside what was forecast."""
+    end, made = work.watched.read(), work.made
+    energy_kwh = {} if work.live is None else {"energy_kwh": work.live.rig.sampler.energy_kwh}
+    run.note(generation={**asdict(end), **asdict(made), **energy_kwh})
+    record(run.paths.forecast, [], actual_s=end.elapsed_s, actual_tokens=end.output_tokens)
+
+
+def live_power(run: Session, rig: Rig, fleet: Fleet) -> LiveWatch | None:
     """The power verdicts on a sliding window during generation; changes become events and marks in the report."""
     if not rig.can_judge:
-        return contextlib.nullcontext()
+        return None
     marks: list[dict[str, Any]] = []
 
     def changed(report: GateReport) -> None:
@@ -151,20 +169,20 @@ def live_power(run: Session, rig: Rig, fleet: Fleet) -> contextlib.AbstractConte
         run.note(power_verdicts=marks)
         ui.event("regen.power", {"verdict": report.verdict, "level": report.level.value, "summary": report.summary})
 
-    return LiveWatch(rig, lambda: run.facts.get("limits", {}), on_change=changed)
+    return LiveWatch(rig, lambda: run.facts.get("limits", {}), on_change=changed, on_hung=fleet.accuse)
 
 
 class Watched:
     """Progress with what only the flow can add: watts from the sampler, and an ETA once calibration gave rates."""
 
-    def __init__(self, pool: Engine, rig: Rig, max_tokens: int) -> None:
+    def __init__(self, pool: Engine, rig: Rig, max_tokens: int, path: Path) -> None:
         self.outlook: Outlook | None = None
-        self._pool, self._rig, self._max_tokens = pool, rig, max_tokens
+        self._pool, self._rig, self._max_tokens, self._path = pool, rig, max_tokens, path
         self._began_s = time.time()
 
     def expect(self, rates: Rates) -> None:
         """Estimate the end from now on."""
-        self.outlook = Outlook(rates, self._max_tokens)
+        self.outlook = Outlook(rates, self._max_tokens, self._path)
 
     def read(self) -> Progress:
         """One reading; called from the reporter's thread every few seconds."""
@@ -190,6 +208,11 @@ def watts(rig: Rig, server: str, seconds: float) -> float | None:
     return sum(means) if means else None
 
 
+def by_name(rig: Rig, name: str) -> Server:
+    """The server called `name`."""
+    return next(server for server in rig.servers if server.name == name)
+
+
 async def calibration(run: Session, rig: Rig, work: Work) -> CalibrationResult:
     """How many requests in flight give the most tokens? The answers made while searching are kept."""
     key = calibration_key(
@@ -207,7 +230,13 @@ async def calibration(run: Session, rig: Rig, work: Work) -> CalibrationResult:
         capacities=capacities,
         pending=lambda: pending(work.pool.progress()),
         watts=lambda server, seconds: watts(rig, server, seconds),
+        servers=rig.servers,
     )
+    if work.live is not None:
+        for name, windows in by_server(found).items():
+            chosen = [w for w in windows if w.concurrency == found.limits[name]]
+            if expected := expected_from_windows(chosen, len(rig.gpus(by_name(rig, name)))):
+                work.live.expected[name] = expected
     write_json(run.paths.calibration, as_dict(found))
     run.note(limits=dict(found.limits), calibration_key=key)
     return found

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from flows.spec import RegenSpec
-from tasks.runs import RunPaths, begin_run, host_name, open_run, read_json
+from tasks.runs import RunPaths, begin_run, check_identity, host_name, open_run, read_json
 from tasks.settings import TargetSettings
 from tasks.storage import Store, open_store
 from tasks.target.load import load_target
 from tasks.target.text import TargetText
 from tasks.upload.lease import Lease, hold_lease
+from tasks.upload.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +63,22 @@ async def open_session(spec: RegenSpec) -> AsyncIterator[Session]:
         credentials=await credentials(spec.publish.credentials_block),
     )
     holder = f"{host_name()}:{os.getpid()}:{paths.run_id}"
+    refuse_other_identity(store, identity, digest)
     with hold_lease(store, holder=holder, seconds=spec.publish.lease_s) as lease:
         begin_run(paths, run_description(spec, identity, digest))
         facts = read_json(paths.record) if paths.record.exists() else {}
         yield Session(spec, paths, target, store, lease, adopted, identity, digest, facts)
+
+
+def refuse_other_identity(store: Store, identity: Mapping[str, Any], digest: str) -> None:
+    """One data set is one identity: rows of another model, sampling or mask never mix with those published.
+
+    Raises SpecError naming each field that differs.
+    """
+    manifest, _ = read_manifest(store)
+    snapshots = (manifest or {}).get("snapshots") or []
+    if snapshots:
+        check_identity(snapshots[-1], identity, digest, store.url)
 
 
 def dataset_folder(spec: RegenSpec) -> Path:

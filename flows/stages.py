@@ -1,6 +1,7 @@
 """The stages' verbs: each calls one room's task, remembers what it found, and lets its gate decide."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -51,10 +52,14 @@ Done = tuple[ChunkRecord, PublishedChunk]
 """A chunk and its published files."""
 
 
+def keep(run: Session, gate: str, report: Mapping[str, Any]) -> None:
+    """Remember what a gate saw and when, for the manifest and the report's time plots."""
+    run.note(gates={**run.facts.get("gates", {}), gate: {**report, "time_s": time.time()}})
+
+
 def judge(run: Session, report: GateReport) -> GateReport:
     """Remember a gate's report; stop the run where the gate says so. Raises GateError with the evidence."""
-    gates = {**run.facts.get("gates", {}), report.gate: report.as_dict()}
-    run.note(gates=gates)
+    keep(run, report.gate, report.as_dict())
     if report.stops:
         steps = " ".join(report.next_steps[:3])
         raise GateError(f"the gate {report.gate} says {report.verdict}: {report.summary}. {steps}", report.as_dict())
@@ -67,7 +72,7 @@ async def judged(run: Session, gate: Awaitable[GateReport]) -> GateReport:
         return judge(run, await gate)
     except GateError as error:
         if error.report:
-            run.note(gates={**run.facts.get("gates", {}), error.report["gate"]: error.report})
+            keep(run, error.report["gate"], error.report)
         raise
 
 

@@ -181,16 +181,17 @@ def open_run(dataset_dir: Path, identity: Mapping[str, Any], digest: str) -> tup
     return paths, False
 
 
-def check_identity(recorded: Mapping[str, Any], identity: Mapping[str, Any], digest: str, run_dir: Path) -> None:
-    """Refuse to resume under a spec that would change the data, naming each field that differs."""
+def check_identity(recorded: Mapping[str, Any], identity: Mapping[str, Any], digest: str, where: Path | str) -> None:
+    """Refuse to go on under a spec that would change the data, naming each field that differs. Raises SpecError."""
     if recorded.get("identity_digest") == digest:
         return
-    old = recorded.get("identity", {})
-    fields = sorted(name for name in {*old, *identity} if old.get(name) != identity.get(name))
-    shown = "; ".join(f"{name}: {old.get(name)!r} there, {identity.get(name)!r} now" for name in fields)
+    old = json.loads(json.dumps(recorded.get("identity", {}), default=_plain))
+    new = json.loads(json.dumps(identity, default=_plain))
+    fields = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    shown = "; ".join(f"{name}: {old.get(name)!r} there, {new.get(name)!r} now" for name in fields)
     raise SpecError(
-        f"{run_dir} is an unfinished run of another spec ({shown or 'digest differs'}). "
-        "Finish it with its own spec, or give the new spec another data set name or root."
+        f"{where} belongs to another spec ({shown or 'digest differs'}): data of both would mix. "
+        "Use the same spec again, or give the new one another data set name or root."
     )
 
 

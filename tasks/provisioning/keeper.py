@@ -24,7 +24,7 @@ from tasks.provisioning.reaper import GpuLocks
 from tasks.provisioning.settings import ServingSettings
 from tasks.provisioning.start import Recipe, Started, Starter, read_log
 from tasks.provisioning.startup import Failure, diagnose
-from tasks.provisioning.supervision import HealthMonitor, State, backoff_s
+from tasks.provisioning.supervision import Health, HealthMonitor, State, backoff_s
 from tasks.records import Server, ServerEvents, ServiceSample
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Fleet:
         self._read_gpus = read_gpus
         self._subscribers: list[ServerEvents] = []
         self._hooks: list[EventHook] = []
+        self._accused: dict[str, str] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._closing = threading.Lock()
@@ -111,6 +112,10 @@ class Fleet:
     def on_event(self, hook: EventHook) -> None:
         """Call `hook` with every event (a dict with `event`, `server`, `reason`); from a watching thread."""
         self._hooks.append(hook)
+
+    def accuse(self, name: str, reason: str) -> None:
+        """Somebody else saw that `name` hangs (the power watch): it is ended and started again. Any thread."""
+        self._accused[name] = reason
 
     def watch(self) -> None:
         """Begin to look after the servers."""
@@ -180,6 +185,9 @@ class Fleet:
         sample = silent if ended else self.read_sample(member.server)
         member.sampled_s = time.monotonic()
         health = member.monitor.observe(sample, f"ended with {ended.code} ({ended.why})" if ended else None)
+        accused = self._accused.pop(member.server.name, None)
+        if accused and member.running is not None and not health.down:
+            health = Health(State.HUNG, accused)
         if self._stop.is_set():
             return
         event = watch.observe(sample.time_s, sample.accept_length, sample.running)
