@@ -5,6 +5,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -86,11 +87,21 @@ def _pool(workers: int, target: str) -> ProcessPoolExecutor:
 def _start(target: str) -> None:
     """One core a process: the tokenizer's own threads would only fight the other processes.
 
-    What was imported and loaded is frozen: collecting garbage would walk all of it again and again.
+    Its pool of one thread is used all the same: encoding took 0.87 ms a row there and 1.38 ms in the main thread. What
+    was imported and loaded is frozen: collecting garbage would walk all of it again and again.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     os.environ["RAYON_NUM_THREADS"] = "1"
     text = load_target(TargetSettings.model_validate_json(target))
     text.prepare()
     gc.collect()
     gc.freeze()
+
+
+def _end_with_parent() -> None:
+    """A killed flow must not leave workers behind: they hold both ends of their queue and would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
