@@ -73,10 +73,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    rows, chunk_rows, pairs = (200, 50, 1) if arguments.small else (2000, 250, arguments.pairs)
+    rows, chunk_rows, pairs = (200, 50, 1) if arguments.small else (5000, 625, arguments.pairs)
     sim = SimSettings(median_tokens=60, sigma=0.8, request_tok_s=100, speedup=2.0, length_by_prompt=True)
     ratios, walls = [], []
     with prefect_test_harness(server_startup_timeout=120):
+        with tempfile.TemporaryDirectory() as folder:  # the first flow run ever also makes the server's tables
+            asyncio.run(one(True, 32, 8, sim, Path(folder)))
         for pair in range(pairs):
             found = {}
             for orchestrated in (False, True) if pair % 2 == 0 else (True, False):
@@ -87,6 +89,7 @@ def main() -> None:
             print(f"pair {pair}: without {found[False]:.2f} s, with {found[True]:.2f} s, {ratios[-1]:.4f}", flush=True)
     runs = task_runs(902_087)
     ratio = statistics.median(ratios)
+    extra_s = statistics.median(found[True] - found[False] for found in walls)
     print(
         f"median {ratio:.4f}; {rows / chunk_rows:.0f} task runs in {walls[0][False]:.0f} s (a real run: one in hours)"
     )
@@ -96,6 +99,8 @@ def main() -> None:
         "simulator": True,
         "ratio": ratio,
         "ratios": ratios,
+        "extra_s": extra_s,
+        "load_average": os.getloadavg()[0],
         "task_runs_902087": runs,
         "bar_11": ratio <= 1.02 and runs < 600,
     }
