@@ -3,10 +3,11 @@
 4 SIMULATED servers x 16 slots, log-normal lengths (sigma 1); equal servers / one 2x slower / one killed and back.
 Bar 1: >= 0.99 / >= 0.99 of live slots / >= 0.97 of live slots. Bar 2: wall <= 1.03 x (total service time / slots + the
 longest request), equal servers. Beside it, in the same run: the published scheduling of SpecForge and Automodel, as
-described in peer_schedules.py (descriptions, not their packages), and one shared queue (control).
+described in peer_schedules.py (descriptions, not their packages).
 
-A request takes a few seconds here (`--median`: 240 tokens are the 4 s of the published comparison) instead of minutes, so
-that our fixed costs weigh far more than in a real run; ramp and probe are scaled alike (0 s and 0.2 s). Servers and engine share this machine's cores.
+A request takes a few seconds here (`--median`: 240 tokens are the 4 s of the published comparison) instead of minutes,
+so that our fixed costs weigh far more than in a real run; ramp and probe are scaled alike (0 s and 0.2 s). Servers and
+engine share this machine's cores.
 """
 
 import argparse
