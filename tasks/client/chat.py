@@ -22,7 +22,7 @@ ABORT_S = 5.0
 class ChatClient:
     """Async context manager. `limit` requests may be in flight; waiting for a slot is not charged to the deadline.
 
-    `path`: `thin` is aiohttp alone, `openai` the openai client on aiohttp, `auto` the faster one (thin: about a fifth
+    `path`: `thin` is aiohttp alone, `openai` the openai client on aiohttp, `auto` the faster one (thin: under a third
     of the CPU a request; tests/benchmarks/bench_client.py measures it).
     """
 
