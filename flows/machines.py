@@ -104,19 +104,17 @@ async def power_hard_rules(run: Session, rig: Rig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The request pool and who watches it. `before`: the pool's progress when it started."""
+    """The request pool and who watches it. `began_s` is monotonic."""
 
     pool: Engine
     watched: "Watched"
     live: LiveWatch | None
-    before: Progress
     began_s: float
 
     @property
     def made(self) -> Made:
         """What this invocation generated so far."""
-        now = self.pool.progress()
-        answers, tokens = now.done - self.before.done, now.output_tokens - self.before.output_tokens
+        answers, tokens = self.pool.made()
         return Made(answers, tokens, time.monotonic() - self.began_s)
 
 
@@ -137,7 +135,7 @@ async def engine(run: Session, fleet: Fleet, rig: Rig, prompts: Prompts) -> Asyn
     fleet.subscribe(pool)
     watched = Watched(pool, rig, spec.sampling.max_tokens, run.paths.forecast)
     live = live_power(run, rig, fleet)
-    work = Work(pool, watched, live, pool.progress(), time.monotonic())
+    work = Work(pool, watched, live, time.monotonic())
     try:
         with contextlib.ExitStack() as stack:
             reporter = stack.enter_context(Reporter(run.paths.run_dir / "progress.jsonl", watched.read))

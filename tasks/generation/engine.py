@@ -325,6 +325,11 @@ class Engine:
         """The breaker's window as it stands."""
         return self._core.breaker.report() if self._core else None
 
+    def made(self) -> tuple[int, int]:
+        """(answers, output tokens) of this engine alone: what earlier ones journaled is found only as chunks open."""
+        core = self._core
+        return (core.settler.done, core.settler.output_tokens) if core is not None else (0, 0)
+
     def progress(self) -> Progress:
         """The run so far. Cheap: counters only."""
         core, now = self._core, time.monotonic()
