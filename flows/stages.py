@@ -135,18 +135,24 @@ def _plain(result: ValidationResult) -> dict[str, Any]:
 async def chunks(run: Session, engine: Engine) -> list[Done]:
     """Answer everything: each chunk is generated, tokenized and uploaded while the next ones generate.
 
-    A few chunks are open at a time, so that the pool never starves and the UI stays readable.
+    The engine opens chunks as its pool needs prompts; what follows generation has a few at a time, so that memory and
+    disk stay bounded. Raises the first error as itself, not as a group: it is what the UI shows.
     """
     window = asyncio.Semaphore(run.spec.generation.open_chunks)
 
     async def one(index: int) -> Done:
+        await engine.wait_open(index)
+        record = await generate_chunk(engine, index)
         async with window:
-            done = await finish_chunk(run, await generate_chunk(engine, index))
-            engine.release_chunk(index)
-            return done
+            done = await finish_chunk(run, record)
+        engine.release_chunk(index)
+        return done
 
-    async with asyncio.TaskGroup() as group:
-        started = [group.create_task(one(index)) for index in engine.chunk_indices]
+    try:
+        async with asyncio.TaskGroup() as group:
+            started = [group.create_task(one(index)) for index in engine.chunk_indices]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
     return [task.result() for task in started]
 
 

@@ -210,6 +210,7 @@ class Engine:
         with self._lock:
             self._failure = None
             self._futures = {i: f for i, f in self._futures.items() if f.done() and f.exception() is None}
+            self._opened = {i: f for i, f in self._opened.items() if f.done() and f.exception() is None}
             self._opened = {i: f for i, f in self._opened.items() if i in self._was_open}
         if self._core is not None:
             self._post(self._core.breaker.reset)
@@ -230,7 +231,8 @@ class Engine:
     def _settle_futures(self, error: Exception) -> None:
         with self._lock:
             self._failure = self._failure or error
-            for future in self._futures.values():
+            waiting: list[Future[Any]] = [*self._futures.values(), *self._opened.values()]
+            for future in waiting:
                 if not future.done():
                     future.set_exception(error)
             for opened in self._opened.values():  # whoever waits for a chunk to open learns the rest from wait_chunk
