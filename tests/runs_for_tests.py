@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from simulator import SimFleet, SimTarget
 
+from simulator import SimFleet, SimTarget
 from tasks.generation.engine import Engine
 from tasks.generation.prompts import write_prompts
 from tasks.generation.settings import GenerationSettings

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from paths import SHARED
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from paths import SHARED
 from tasks.settings import TargetSettings
 from tasks.target.load import load_target
 from tasks.target.text import TargetText

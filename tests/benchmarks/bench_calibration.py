@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from calibration_curves import Curve, CurveDriver, measured_curves, simulated_curves
 from paths import SHARED
-
 from tasks.calibration.search import Search
 from tasks.calibration.settings import CalibrationSettings
 

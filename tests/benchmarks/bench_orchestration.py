@@ -23,9 +23,9 @@ os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 
 from prefect import flow  # noqa: E402
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
+
 from runs_for_tests import drain, engine, new_run, prompts  # noqa: E402
 from simulator import SimFleet, SimSettings  # noqa: E402
-
 from tasks.generation.engine import Engine  # noqa: E402
 from tasks.generation.plan import Plan, make_plan  # noqa: E402
 from tasks.generation.task import generate_chunk  # noqa: E402

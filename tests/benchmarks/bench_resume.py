@@ -26,9 +26,9 @@ sys.path[:0] = [str(HERE.parent / "chaos"), str(HERE.parent), str(HERE.parent.pa
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
+
 from runs_for_tests import settings as run_settings  # noqa: E402
 from simulator import SimFleet, SimSettings, SimTarget  # noqa: E402
-
 from tasks.generation.engine import Engine  # noqa: E402
 from tasks.generation.journal import Kind  # noqa: E402
 from tasks.generation.prompts import PROMPT_SCHEMA  # noqa: E402

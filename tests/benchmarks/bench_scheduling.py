@@ -26,7 +26,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 import peer_schedules  # noqa: E402
 from runs_for_tests import drain, engine, new_run, prompts  # noqa: E402
 from simulator import Fault, SimFleet, SimSettings  # noqa: E402
-
 from tasks.client.chat import ChatRequest, Sampling  # noqa: E402
 from tasks.generation.sampling import seed_of  # noqa: E402
 

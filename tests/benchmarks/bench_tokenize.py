@@ -36,7 +36,6 @@ for folder in (HERE.parent, HERE.parent.parent):
 
 from completions import assistant, completion, served, without_ids, write_completions  # noqa: E402
 from targets import qwen36, qwen36_directory  # noqa: E402
-
 from tasks.records import Message  # noqa: E402
 from tasks.settings import SamplingSettings  # noqa: E402
 from tasks.tokenization.run import tokenize_chunk  # noqa: E402

@@ -24,7 +24,6 @@ sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.par
 
 from s3_faults import proxy  # noqa: E402
 from s3_servers import BUCKET, S3Server, client_of, seaweed  # noqa: E402
-
 from tasks.storage import open_store  # noqa: E402
 from tasks.storage.s3_multipart import WORKERS  # noqa: E402
 

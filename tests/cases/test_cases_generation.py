@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+
 from paths import shared
 from runs_for_tests import NO_BREAKER, check_accounts, completions, engine, failures, finish, new_run, prompts
 from simulator import FaultPlan, SimFleet, SimSettings, SimTarget
 from targets import qwen36
-
 from tasks.client.answers import read_answer
 from tasks.client.chat import ChatClient, ChatOutcome, ChatRequest, OutcomeKind
 from tasks.errors import GateError, StorageError

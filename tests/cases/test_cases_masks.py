@@ -6,11 +6,11 @@ from importlib.metadata import version
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import processors
+
 from completions import assistant, batch, completion, served, turn_of, write_completions
 from paths import shared
 from targets import CHATML, chatml_target, custom_target, family_target, qwen36, small_tokenizer, write_target
-from tokenizers import processors
-
 from tasks.records import Message
 from tasks.settings import SamplingSettings, TargetSettings
 from tasks.target.load import load_target

@@ -5,11 +5,11 @@ import os
 from dataclasses import replace
 
 import pytest
+
 from paths import shared
 from published_runs import make_chunk, make_run
 from s3_faults import proxy
 from s3_servers import BUCKET, client_of, moto
-
 from tasks.errors import SpecError, StorageError, VerificationError
 from tasks.records import FileEntry
 from tasks.runs import check_identity

@@ -10,9 +10,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from paths import shared
 from targets import qwen36
-
 from tasks.target.text import TargetText
 from tasks.validation import merge
 from tasks.validation.policy import make_policy

@@ -21,7 +21,6 @@ from typing import Any
 from runs_for_tests import FAST, NO_BREAKER, check_accounts, drain, new_run, prompts
 from simulator import Fault, FaultPlan, SimFleet, SimSettings, SimTarget
 from simulator.faults import REQUEST_FAULTS, SERVER_FAULTS
-
 from tasks.generation.engine import Engine, EngineStopped
 from tasks.generation.plan import ledger
 from tasks.generation.settings import GenerationSettings

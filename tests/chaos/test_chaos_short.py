@@ -6,10 +6,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 from chaos_harness import LIMIT, SERVERS, case
+
 from runs_for_tests import check_accounts, finish
 from runs_for_tests import engine as new_engine
 from simulator import FaultPlan, SimFleet, SimSettings
-
 from tasks.generation.plan import ledger
 from tasks.generation.prompts import PromptFile
 from tasks.runs import RunPaths

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from completions import assistant, completion, served, write_completions
 from targets import qwen36, qwen36_directory
-
 from tasks.records import Message
 from tasks.settings import SamplingSettings
 from tasks.target.text import TargetText

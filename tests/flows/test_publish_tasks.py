@@ -5,8 +5,8 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
-from published_runs import make_chunk, make_run
 
+from published_runs import make_chunk, make_run
 from tasks.report.task import write_report
 from tasks.storage import open_store
 from tasks.upload.lease import hold_lease

@@ -1,4 +1,4 @@
-"""From a clone, as the README prints it: a server, all deployments, a worker, and one run of regen/demo through them."""
+"""From a clone, as the README prints it: a server, all deployments, a worker, and a run of regen/demo through them."""
 
 import json
 import os

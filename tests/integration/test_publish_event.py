@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
+
 from paths import REPOSITORY
 
 SCRIPT = REPOSITORY / "deployments" / "emit_prompts_event.py"

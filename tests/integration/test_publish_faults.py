@@ -11,10 +11,10 @@ import time
 import numpy as np
 import polars as pl
 import pytest
+
 from published_runs import make_chunk, make_run, prompt_id
 from s3_faults import Chaos, proxy, strict
 from s3_servers import BUCKET, client_of, moto, seaweed, weed_binary
-
 from tasks.errors import StorageError, VerificationError
 from tasks.storage import Retry, open_store
 from tasks.upload.chunk import upload_chunk

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from paths import REPOSITORY
 
 ROOMS = ("validation", "provisioning", "power", "calibration", "generation", "tokenization", "upload", "report")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from paths import REPOSITORY
 
 from flows.jobs import job
 from flows.spec import RegenSpec, load_job
+from paths import REPOSITORY
 from tasks.errors import SpecError
 
 DEPLOYMENTS = REPOSITORY / "deployments"

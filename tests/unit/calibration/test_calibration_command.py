@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+
+from flows.cli import run
 from simulator import SimFleet, SimSettings
 from simulator.codec import TargetCodec
 from targets import chatml_target, qwen36
-
-from flows.cli import run
 
 
 def last_line(text: str) -> dict:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+
 from runs_for_tests import engine, new_run, prompts
 from simulator import SimFleet, SimSettings
-
 from tasks.calibration.latency import LatencyProbe
 from tasks.calibration.levels import summarize
 from tasks.calibration.outlook import estimate, rates_from

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from calibration_curves import Curve, CurveDriver, saturating
 from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.flow_runs import apause_flow_run
 from prefect.testing.utilities import prefect_test_harness
-from simulator import SimFleet, SimSettings
-from simulator.codec import TargetCodec
-from targets import qwen36
 
+from calibration_curves import Curve, CurveDriver, saturating
 from flows.approval import approved
 from flows.calibrate import calibrate
 from flows.mtp_steps import with_steps
 from flows.spec import RegenSpec
+from simulator import SimFleet, SimSettings
+from simulator.codec import TargetCodec
+from targets import qwen36
 from tasks.calibration.forecast import Rates
 from tasks.calibration.settings import BudgetSettings, CalibrationSettings
 from tasks.calibration.task import calibrate_servers, forecast_gate

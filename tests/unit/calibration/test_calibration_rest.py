@@ -4,10 +4,10 @@ import json
 from collections import defaultdict
 
 import pytest
-from calibration_curves import Curve, CurveDriver, humped, saturating
-from paths import shared
 
+from calibration_curves import Curve, CurveDriver, humped, saturating
 from flows.approval import BudgetApproval, approved, decided, question
+from paths import shared
 from tasks.calibration.budget import check, rows_of
 from tasks.calibration.levels import summarize
 from tasks.calibration.metrics import StreamTiming, j_per_token, median_or_none, output_tok_s

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from calibration_curves import Curve, CurveDriver, saturating
 
+from calibration_curves import Curve, CurveDriver, saturating
 from tasks.calibration.levels import summarize
 from tasks.calibration.outlook import rates_from
 from tasks.calibration.run import (

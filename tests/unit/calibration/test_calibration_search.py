@@ -1,9 +1,9 @@
 """The search: what it chooses on curves, when it stops, what it does with bad windows. All servers are simulated."""
 
 import pytest
+
 from calibration_curves import Curve, CurveDriver, dipped, humped, measured_curves, saturating, simulated_curves
 from paths import shared
-
 from tasks.calibration.levels import noise, summarize
 from tasks.calibration.search import MOST_WINDOWS, Search
 from tasks.calibration.settings import CalibrationSettings

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from paths import shared
 
+from paths import shared
 from tasks.client.answers import read_answer
 from tasks.client.bodies import CHAT, GENERATE, chat_body, endpoint, generate_body
 from tasks.client.chat import ChatRequest, OutcomeKind, Sampling

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from paths import shared
 
+from paths import shared
 from tasks.client.capabilities import sglang_capabilities, version_tuple
 from tasks.client.metrics import from_counters, parse_counters, parse_loads
 

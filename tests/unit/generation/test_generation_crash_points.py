@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from runs_for_tests import check_accounts, engine, failures, finish, new_run, prompts
 from simulator import FaultPlan, SimFleet, SimSettings
-
 from tasks.errors import StorageError
 from tasks.generation import writer
 from tasks.generation.plan import ledger

@@ -5,7 +5,6 @@ from pathlib import Path
 from runs_for_tests import NO_BREAKER, check_accounts, completions, drain, new_run, prompts
 from simulator import SimFleet, SimSettings, TargetCodec
 from targets import qwen36
-
 from tasks.generation.engine import Engine
 from tasks.generation.settings import GenerationSettings
 from tasks.records import Message

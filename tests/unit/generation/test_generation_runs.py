@@ -7,10 +7,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+
 from runs_for_tests import NO_BREAKER, check_accounts, completions, drain, engine, failures, finish, new_run, prompts
 from simulator import Fault, FaultPlan, SimFleet, SimSettings
 from simulator.faults import REQUEST_FAULTS
-
 from tasks.errors import GateError, ServerError, SpecError, StorageError
 from tasks.generation.engine import EngineStopped
 from tasks.generation.journal import Kind

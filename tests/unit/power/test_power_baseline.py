@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from power_fakes import info
 
+from power_fakes import info
 from tasks.errors import StorageError
 from tasks.power.baseline import (
     Baseline,

@@ -4,11 +4,11 @@ import io
 import json
 
 import pytest
-from power_fakes import UUID, FakeLibrary, FakeSensor, info
 from rich.console import Console
 
 from flows.cli import run
 from flows.commands import power as command
+from power_fakes import UUID, FakeLibrary, FakeSensor, info
 from tasks.power import nvml
 from tasks.power.plot import Mark, gate_picture, power_png, power_svg, thinned
 from tasks.records import GateReport, Level, PowerSample

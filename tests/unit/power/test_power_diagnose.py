@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
+
+from flows.cli import run
 from power_fakes import UUID, FakeSensor, info
 from simulator.fleet import SimFleet
 from simulator.settings import SimSettings
-
-from flows.cli import run
 from tasks.errors import ServerError
 from tasks.power.diagnosis import diagnose, write_diagnosis
 from tasks.power.evidence import Evidence, GpuEvidence, Job, ServiceEvidence

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from paths import shared
-from power_fakes import UUID, info
 
 from flows.commands.diagnose import model_of, slots_of
+from paths import shared
+from power_fakes import UUID, info
 from tasks.client.metrics import from_counters, parse_counters, parse_loads
 from tasks.power.baseline import VOLATILE, changes, compared_fields
 from tasks.power.evidence import (

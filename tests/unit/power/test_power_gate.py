@@ -5,11 +5,11 @@ import time
 from dataclasses import replace
 
 import pytest
+
 from power_fakes import UUID, FakeSensor, info
 from simulator.faults import Fault
 from simulator.fleet import SimFleet
 from simulator.settings import SimSettings
-
 from tasks.power import gate, probe, rules
 from tasks.power.baseline import Baselines
 from tasks.power.evidence import gpus_of

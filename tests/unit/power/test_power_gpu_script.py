@@ -5,11 +5,11 @@ import json
 import sys
 
 import pytest
+
 from paths import REPOSITORY
 from power_fakes import UUID, FakeSensor, info
 from simulator.fleet import SimFleet
 from simulator.settings import SimSettings
-
 from tasks.power import gate, probe
 from tasks.power.settings import PowerSettings
 

@@ -5,8 +5,8 @@ import time
 
 import pynvml
 import pytest
-from power_fakes import FakeLibrary
 
+from power_fakes import FakeLibrary
 from tasks.errors import SensorError
 from tasks.power.nvml import open_nvml, refuse_deprecated_distribution
 from tasks.power.readings import EventReason, reason_names

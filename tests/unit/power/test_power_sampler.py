@@ -4,8 +4,8 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
-from power_fakes import UUID, FakeSensor, info
 
+from power_fakes import UUID, FakeSensor, info
 from tasks.errors import SensorError
 from tasks.power.sampler import (
     COMPACT_PARTS,

@@ -5,8 +5,8 @@ import json
 from itertools import groupby
 
 import pytest
-from paths import shared
 
+from paths import shared
 from tasks.power.codes import Code
 from tasks.power.evidence import Evidence, Expected, GpuEvidence, Job, ServiceEvidence
 from tasks.power.statistics import by_gpu, distinct, summarize, window_problems

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from power_fakes import UUID, FakeSensor
 
+from power_fakes import UUID, FakeSensor
 from tasks.errors import GateError
 from tasks.power import gate, task
 from tasks.power.baseline import Baselines

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+
 from paths import REPOSITORY
 from provisioning_helpers import CONFIG_DENSE, model_27b
-
 from tasks.provisioning.arguments import Place, StartConfig, build, environment, flag_value
 from tasks.provisioning.model_config import parse_model
 from tasks.provisioning.settings import PROVEN_SGLANG, MtpSettings

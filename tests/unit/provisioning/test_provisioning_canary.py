@@ -4,9 +4,9 @@ import dataclasses
 import json
 
 import pytest
+
 from paths import shared
 from targets import qwen36
-
 from tasks.client.answers import read_answer
 from tasks.client.outcomes import ChatOutcome, OutcomeKind
 from tasks.provisioning.canary import Seen, checks, judge, look, thinking_canary

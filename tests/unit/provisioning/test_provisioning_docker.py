@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from provisioning_helpers import fake_gpu, write_model
 
+from provisioning_helpers import fake_gpu, write_model
 from tasks.provisioning.engines import default_image, docker_command
 from tasks.provisioning.fleet import open_fleet
 from tasks.provisioning.reaper import find_leftovers, state_path

@@ -4,8 +4,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from provisioning_helpers import fake_gpu, write_interpreter
 
+from provisioning_helpers import fake_gpu, write_interpreter
 from tasks.errors import ServerError
 from tasks.provisioning.engines import sglang_python
 from tasks.provisioning.gpus import choose, groups, least_free, parse_nvidia_smi, read_nvidia_smi

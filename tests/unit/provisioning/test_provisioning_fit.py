@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from provisioning_helpers import write_model
 
 from flows.cli import run
+from provisioning_helpers import write_model
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provisioning_helpers import fake_gpu, write_interpreter, write_model
 
+from provisioning_helpers import fake_gpu, write_interpreter, write_model
 from tasks.errors import ServerError, SpecError
 from tasks.provisioning.fleet import Fleet, open_fleet, open_fleet_async, resolve
 from tasks.provisioning.mtp import Verdict, mtp_gate

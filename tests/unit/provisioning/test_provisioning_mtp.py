@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from paths import shared
 
+from paths import shared
 from tasks.provisioning.mtp import AcceptWatch, MtpEvidence, Verdict, gather, judge, mtp_gate, report
 from tasks.provisioning.settings import MtpSettings
 from tasks.provisioning.wire import Answer

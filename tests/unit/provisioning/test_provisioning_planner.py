@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from paths import REPOSITORY, shared
 from provisioning_helpers import CONFIG_27B, CONFIG_DENSE, GIB, model_27b, write_model
-
 from tasks.errors import TargetError
 from tasks.provisioning.model_config import Model, parse_model, read_model
 from tasks.provisioning.planner import LOAD_OVERHEAD_BYTES, Request, default_plan, plan, smallest_group

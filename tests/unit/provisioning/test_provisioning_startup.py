@@ -1,8 +1,8 @@
 """Recorded logs, and each failure of the table, replayed against the parsers."""
 
 import pytest
-from paths import shared
 
+from paths import shared
 from tasks.provisioning.startup import Failure, diagnose, milestone, read_facts
 
 RECORDED_FAILURES = [

@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from paths import shared
 
+from paths import shared
 from tasks.client.metrics import parse_loads
 from tasks.provisioning.supervision import HealthMonitor, State, backoff_s
 from tasks.records import ServiceSample

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provisioning_helpers import fake_gpu, write_interpreter, write_model
 
+from provisioning_helpers import fake_gpu, write_interpreter, write_model
 from tasks.provisioning import task
 from tasks.provisioning.mtp import Verdict
 from tasks.provisioning.settings import ServingSettings

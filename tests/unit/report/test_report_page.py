@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import polars as pl
 import pytest
-from published_runs import make_chunk, make_run
 
 from flows.cli import run as regen
+from published_runs import make_chunk, make_run
 from tasks.errors import SpecError
 from tasks.report.figures import energy_j, figures, markdown
 from tasks.report.find import find_run

@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from simulator import Fault, SimFleet, SimServer, SimSettings
 from simulator.writer import draw_length, request_rng
-
 from tasks.client.capabilities import detect
 from tasks.client.chat import ChatClient, ChatRequest, OutcomeKind, Sampling
 from tasks.client.metrics import read_service_sample

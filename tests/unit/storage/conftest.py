@@ -1,8 +1,8 @@
 """Stores for the tests of this room: a folder, SeaweedFS, and moto."""
 
 import pytest
-from s3_servers import BUCKET, moto, seaweed, weed_binary
 
+from s3_servers import BUCKET, moto, seaweed, weed_binary
 from tasks.storage import Retry, open_store
 
 FAST = Retry(attempts=10, base_s=0.01, cap_s=0.1)

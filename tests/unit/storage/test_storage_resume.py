@@ -3,9 +3,9 @@
 import os
 
 import pytest
+
 from s3_faults import proxy
 from s3_servers import BUCKET
-
 from tasks.errors import StorageError
 from tasks.storage import Retry, open_store
 

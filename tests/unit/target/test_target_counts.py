@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from targets import CHATML, custom_target, family_target, small_tokenizer
 
+from targets import CHATML, custom_target, family_target, small_tokenizer
 from tasks.target.counts import MARKER, SPACE, CountTables, count_many, count_one
 
 TABLES = CountTables(np.array([0, 0, MARKER, SPACE, MARKER, SPACE, 0, 0], dtype=np.uint8), ((6, 7, 1), (6, 7)))

@@ -6,6 +6,7 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from targets import (
     CHATML,
     FAMILY_SPECIALS,
@@ -16,7 +17,6 @@ from targets import (
     small_tokenizer,
     write_target,
 )
-
 from tasks.errors import TargetError
 from tasks.records import Message
 from tasks.settings import TargetSettings

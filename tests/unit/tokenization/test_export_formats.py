@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from completions import assistant, completion, served, write_completions
-from targets import qwen36
 
+from completions import assistant, completion, served, write_completions
 from flows.cli import run
 from flows.commands.export import TRAINERS as NAMES
+from targets import qwen36
 from tasks.errors import DatasetError, SpecError
 from tasks.records import Message
 from tasks.settings import SamplingSettings

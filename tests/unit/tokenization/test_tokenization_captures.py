@@ -3,10 +3,10 @@
 import json
 
 import pytest
+
 from completions import batch, completion, turn_of
 from paths import shared
 from targets import qwen3_captured
-
 from tasks.records import Message
 from tasks.tokenization.rows import RowBuilder
 from tasks.tokenization.settings import TokenizationSettings

@@ -5,9 +5,9 @@ import unicodedata
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from targets import custom_target, qwen36, small_tokenizer
 from tokenizers import AddedToken
 
+from targets import custom_target, qwen36, small_tokenizer
 from tasks.tokenization.answers import Span
 from tasks.tokenization.masks import first_by_bytes, first_sampled, flat_mask
 

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+
 from completions import assistant, batch, completion, served, turn_of, without_ids
 from targets import FAMILY_SPECIALS, chatml_target, family_target, qwen36
-
 from tasks.records import Message
 from tasks.target.text import TargetText
 from tasks.tokenization.rows import Built, RowBuilder

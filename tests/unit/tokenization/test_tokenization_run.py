@@ -3,11 +3,11 @@
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from completions import assistant, batch, completion, served, turn_of, without_ids, write_completions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from targets import family_target, qwen36
 
+from completions import assistant, batch, completion, served, turn_of, without_ids, write_completions
+from targets import family_target, qwen36
 from tasks.errors import DatasetError
 from tasks.records import Message
 from tasks.settings import SamplingSettings

@@ -9,10 +9,10 @@ import time
 
 import psutil
 import pytest
+
 from completions import assistant, batch, completion
 from paths import REPOSITORY
 from targets import chatml_target
-
 from tasks.errors import RegenError
 from tasks.records import Message
 from tasks.tokenization.settings import TokenizationSettings

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import yaml
-from published_runs import make_chunk, make_run, prompt_id
 
+from published_runs import make_chunk, make_run, prompt_id
 from tasks.storage import open_store
 from tasks.upload.card import render_card
 from tasks.upload.chunk import upload_chunk

@@ -5,8 +5,8 @@ import threading
 
 import polars as pl
 import pytest
-from published_runs import make_chunk, make_run, prompt_id
 
+from published_runs import make_chunk, make_run, prompt_id
 from tasks.errors import GateError, StorageError, VerificationError
 from tasks.storage import open_store
 from tasks.upload.chunk import upload_chunk

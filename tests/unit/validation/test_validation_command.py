@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from validation_rows import SmallTarget, chat
 
 from flows.cli import run
+from validation_rows import SmallTarget, chat
 
 BAD, GOOD = [5, 20, 3, 5, 4, 2, 4, 30, 31, 3], [5, 20, 3, 5, 1, *range(40, 60), 2, 50, 51, 3]
 

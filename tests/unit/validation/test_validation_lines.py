@@ -7,12 +7,12 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from validation_rows import chat
 
 from tasks.validation.lines import cut_blocks, parse, rows
 from tasks.validation.reasons import Reason, RowError
 from tasks.validation.run import validate
 from tasks.validation.settings import SourceSettings
+from validation_rows import chat
 
 GOOD = orjson.dumps(chat("what is it?"))
 

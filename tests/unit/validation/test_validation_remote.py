@@ -9,9 +9,9 @@ import datasets
 import orjson
 import pytest
 from moto.server import ThreadedMotoServer
-from validation_rows import chat
 
 from tasks.errors import DatasetError
+from validation_rows import chat
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from validation_rows import SmallTarget, chat
 
 from tasks.records import Message
 from tasks.validation.canonical import conversation
@@ -16,6 +15,7 @@ from tasks.validation.policy import make_policy
 from tasks.validation.reasons import EXPLANATIONS, Reason, RowError
 from tasks.validation.responses import Judge, judge_response, normalise
 from tasks.validation.settings import SourceSettings
+from validation_rows import SmallTarget, chat
 
 
 def reason_of(row: Any, **options: Any) -> Reason:

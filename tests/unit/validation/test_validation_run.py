@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from validation_rows import SmallTarget, chat
 
 from tasks.errors import DatasetError, SpecError, VerificationError
 from tasks.validation import run as running
 from tasks.validation.reasons import Reason
 from tasks.validation.schema import PROMPTS, REJECTED
 from tasks.validation.sums import prove
+from validation_rows import SmallTarget, chat
 
 ROWS = [{"id": str(i), **chat(f"question number {i}", f"a long enough answer to number {i}")} for i in range(40)]
 TOKENS = {"input_ids": [[5, 20 + i, 5, 30, 31 + i, 3] for i in range(9)], "loss_mask": [[0, 0, 0, 1, 1, 1]] * 9}

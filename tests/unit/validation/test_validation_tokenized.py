@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from validation_rows import SmallTarget
 
 from tasks.validation.reasons import Reason
 from tasks.validation.tally import mark_duplicates
 from tasks.validation.tokenized import CODE, CODES, TokenPart, TokenRules, row_hashes, scan
+from validation_rows import SmallTarget
 
 TARGET = SmallTarget()
 
