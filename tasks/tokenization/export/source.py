@@ -98,21 +98,31 @@ class Source:
 
 
 def find_parts(path: Path) -> list[Part]:
-    """Token files under `path`, those of the newest snapshot where it holds a manifest.
+    """Token files under `path`, those of the newest snapshot where it, or one folder below it, holds a manifest.
 
-    Raises DatasetError when there are none.
+    Raises DatasetError when there are none, or when several published data sets lie below `path`.
     """
     if not path.exists():
         raise DatasetError(f"{path} does not exist; name a run, a chunk, a published data set or a tokens.parquet")
     if path.is_file():
         files = [path]
     else:
-        published = _published(path)
+        published = _published(_data_set(path))
         files = published if published is not None else sorted(path.rglob("*.parquet"))
     found = [file for file in files if not file.name.startswith(".") and _is_tokens(file)]
     if not found:
         raise DatasetError(f"no token file under {path}: expected tokens.parquet with input_ids and loss_mask")
     return [Part(file, _sibling(file)) for file in found]
+
+
+def _data_set(path: Path) -> Path:
+    """`path`, or the one published data set below it: a work folder holds each row twice, as run and as published."""
+    if (path / "manifest.json").is_file():
+        return path
+    found = sorted(file.parent for file in path.rglob("manifest.json"))
+    if len(found) > 1:
+        raise DatasetError(f"{path} holds {len(found)} published data sets; name one: {', '.join(map(str, found))}")
+    return found[0] if found else path
 
 
 def _published(path: Path) -> list[Path] | None:

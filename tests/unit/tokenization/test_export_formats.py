@@ -1,6 +1,7 @@
 """Exports: exact fields, shards, refusals, and how many rows each trainer will drop."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,18 @@ def test_a_published_set_exports_its_newest_snapshot_only(run_folder, tmp_path):
     (copy / "manifest.json").write_text("[]")
     with pytest.raises(DatasetError, match="manifest"):
         export(copy, "specforge", tmp_path / "other")
+
+
+def test_a_work_folder_with_its_published_copy_gives_each_row_once(run_folder, tmp_path):
+    work = tmp_path / "work"
+    for place in ("demo/runs/r1", "published/runs/r1"):
+        shutil.copytree(run_folder, work / place)
+    files = {"tokens": [f"runs/r1/chunks/0000{n}/tokens.parquet" for n in (0, 1)]}
+    (work / "published/manifest.json").write_text(json.dumps({"current": {"files": files}}))
+    assert export(work, "specforge", tmp_path / "out").rows == export(run_folder, "specforge", tmp_path / "run").rows
+    shutil.copytree(work / "published", work / "other")
+    with pytest.raises(DatasetError, match="2 published data sets"):
+        export(work, "specforge", tmp_path / "both")
 
 
 def test_a_store_is_read_like_a_folder(run_folder, tmp_path):
