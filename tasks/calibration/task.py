@@ -54,7 +54,7 @@ def _show(result: CalibrationResult) -> None:
     ui.table("calibration", calibration.table(result), text)
     if slow := calibration.stragglers(result):
         ui.event("regen.calibration.stragglers", slow)
-    if png := throughput_png(result):
+    if png := ui.drawn(throughput_png, result):
         ui.picture("calibration-plot", png, "Throughput over requests in flight", text)
 
 

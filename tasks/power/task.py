@@ -28,7 +28,7 @@ async def _show(report: GateReport, rig: Rig) -> GateReport:
     starts = [span[0] for span in (report.details.get("windows") or {}).values()]
     if starts:
         samples = rig.sampler.since(min(starts) - rig.settings.idle_s - 5)
-        png = await asyncio.to_thread(gate_picture, report, samples)
+        png = await asyncio.to_thread(ui.drawn, gate_picture, report, samples)
         if png:
             ui.picture(f"watts-{report.gate}".replace("_", "-"), png, f"{report.verdict}: watts during the probe")
     if report.stops:

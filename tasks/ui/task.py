@@ -1,6 +1,8 @@
 """What every stage shows in the Prefect UI. Showing never fails a run: errors are swallowed and counted."""
 
 import base64
+import contextlib
+import importlib
 import json
 import logging
 import threading
@@ -51,6 +53,23 @@ def markdown(key: str, text: str, description: str = "") -> None:
 def link(key: str, url: str, text: str, description: str = "") -> None:
     """A link artifact."""
     _quietly(create_link_artifact, key=key, link=url, link_text=text, description=description)
+
+
+def drawn(draw: Callable[..., bytes], *arguments: Any) -> bytes:
+    """The PNG that `draw` makes; empty where it fails: a plot never fails a run.
+
+    altair looks for pandas in sys.modules and fails on one that another thread (pyarrow, while it tokenizes) is just
+    importing, so it is imported whole before.
+    """
+    global _failures
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("pandas")
+        return draw(*arguments)
+    except Exception as error:
+        _failures += 1
+        log.warning("no picture from %s: %s", getattr(draw, "__name__", draw), error)
+        return b""
 
 
 def picture(key: str, png: bytes, description: str = "", text: str = "") -> None:

@@ -68,8 +68,8 @@ def show(result: ValidationResult, settings: SourceSettings) -> None:
         ui.table("validation-examples", shown, "Examples of each reason; rejected.parquet has every row")
     tokens = result.report.details.get("tokens")
     if tokens:
-        png = histogram_png(tokens["histogram"], settings.min_content_tokens, result.report.summary)
-        ui.picture("validation-histogram", png, "Supervised tokens a sample")
+        if png := ui.drawn(histogram_png, tokens["histogram"], settings.min_content_tokens, result.report.summary):
+            ui.picture("validation-histogram", png, "Supervised tokens a sample")
     ui.gate(result.report)
 
 
