@@ -35,11 +35,10 @@ def load_target(settings: TargetSettings) -> TargetText:
 @functools.lru_cache(maxsize=4)
 def _load(settings_json: str) -> TargetText:
     settings = TargetSettings.model_validate_json(settings_json)
-    model = _locate(settings.model, settings.revision)
-    tokens = _locate(settings.tokenizer, None) if settings.tokenizer else model
+    model, tokens = _places(settings)
 
     def find(name: str) -> Path | None:
-        return next((path for path in (tokens(name), model(name)) if path is not None), None)
+        return tokens(name) or model(name)
 
     tokenizer = find("tokenizer.json")
     if tokenizer is None:
@@ -57,6 +56,21 @@ def _load(settings_json: str) -> TargetText:
         text = _build(settings, tokenizer, template, special, parts, infer_family(text.render, template))
     _check(text, described=family is not None)
     return text
+
+
+def _places(settings: TargetSettings) -> tuple[Callable[[str], Path | None], Callable[[str], Path | None]]:
+    """Where the model's and the tokenizer's files are found.
+
+    A local tokenizer directory stands for both when the model is only a name that a server goes by: no hub is asked.
+    """
+    if settings.tokenizer is None:
+        model = _locate(settings.model, settings.revision)
+        return model, model
+    tokens = _locate(settings.tokenizer, None)
+    local = Path(settings.tokenizer).expanduser().is_dir()
+    if local and not Path(settings.model).expanduser().is_dir():
+        return tokens, tokens
+    return _locate(settings.model, settings.revision), tokens
 
 
 def _build(
