@@ -67,9 +67,9 @@ def show(result: ValidationResult, settings: SourceSettings) -> None:
     if shown:
         ui.table("validation-examples", shown, "Examples of each reason; rejected.parquet has every row")
     tokens = result.report.details.get("tokens")
-    if tokens:
-        if png := ui.drawn(histogram_png, tokens["histogram"], settings.min_content_tokens, result.report.summary):
-            ui.picture("validation-histogram", png, "Supervised tokens a sample")
+    about = (settings.min_content_tokens, result.report.summary)
+    if tokens and (png := ui.drawn(histogram_png, tokens["histogram"], *about)):
+        ui.picture("validation-histogram", png, "Supervised tokens a sample")
     ui.gate(result.report)
 
 
