@@ -22,7 +22,12 @@ LARGEST_BYTES = 200_000
 
 def newest_run(url: str, name: str) -> str:
     """Id of the newest flow run of the flow `name`."""
-    body = {"sort": "START_TIME_DESC", "limit": 1, "flows": {"name": {"any_": [name]}}}
+    body = {
+        "sort": "START_TIME_DESC",
+        "limit": 1,
+        "flows": {"name": {"any_": [name]}},
+        "flow_runs": {"state": {"type": {"any_": ["RUNNING", "COMPLETED"]}}},
+    }
     request = urllib.request.Request(
         f"{url}/api/flow_runs/filter",
         data=json.dumps(body).encode(),

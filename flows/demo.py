@@ -55,7 +55,7 @@ def job_path() -> Path:
 def build_spec(options: DemoOptions, store: LocalStore) -> RegenSpec:
     """deployments/demo.yaml with this run's source and places."""
     job = load_job(job_path())
-    source: dict[str, Any] = {"limit": options.limit} if options.limit else {}
+    source: dict[str, Any] = {"limit": options.limit}
     if options.prompts is not None:
         local = "://" not in options.prompts
         source["paths"] = (str(Path(options.prompts).resolve()) if local else options.prompts,)

@@ -138,8 +138,9 @@ async def engine(run: Session, fleet: Fleet, rig: Rig, prompts: Prompts) -> Asyn
     work = Work(pool, watched, live, time.monotonic())
     try:
         with contextlib.ExitStack() as stack:
-            reporter = stack.enter_context(Reporter(run.paths.run_dir / "progress.jsonl", watched.read))
+            reporter = Reporter(run.paths.run_dir / "progress.jsonl", watched.read)
             stack.enter_context(ui.LiveProgress("progress", reporter.line))
+            stack.enter_context(reporter)  # ends first: the card's last update then has the last reading
             if live is not None:
                 stack.enter_context(live)
             yield work

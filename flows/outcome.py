@@ -10,6 +10,8 @@ import click
 from tasks.errors import GateError, RegenError
 
 INTERRUPTED = 130
+SHOWN_FRAMES = -4
+"""Innermost frames of an unexpected error; the outer ones are click's and Prefect's."""
 
 
 class Outcome(Exception):
@@ -35,6 +37,7 @@ def run_command(group: click.Group, arguments: list[str]) -> int:
     except RegenError as error:
         return _failed(error)
     except (KeyboardInterrupt, click.Abort):
+        print("interrupted: finished answers are kept; the same command goes on from there", file=sys.stderr)
         return finish({"error": "interrupted", "kind": "interrupted"}, INTERRUPTED)
     except Exception as error:
         return _unexpected(error)
@@ -61,7 +64,8 @@ def _unexpected(error: Exception) -> int:
     meant = next((leaf for leaf in _leaves(error) if isinstance(leaf, RegenError)), None)
     if meant is not None:
         return _failed(meant)
-    traceback.print_exception(error)
+    traceback.print_exception(error, limit=SHOWN_FRAMES, chain=False)
+    print("this is a fault of the program, not of your input; what was finished is kept", file=sys.stderr)
     return finish({"error": str(error) or type(error).__name__, "kind": type(error).__name__}, RegenError.exit_status)
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# pyarrow imports pandas by itself, in whichever thread first converts a list, and altair fails on a half-imported one.
+import pandas  # noqa: F401
+
 from flows.spec import RegenSpec
 from tasks.runs import RunPaths, begin_run, check_identity, host_name, open_run, read_json
 from tasks.settings import TargetSettings
@@ -67,7 +70,13 @@ async def open_session(spec: RegenSpec) -> AsyncIterator[Session]:
     with hold_lease(store, holder=holder, seconds=spec.publish.lease_s) as lease:
         begin_run(paths, run_description(spec, identity, digest))
         facts = read_json(paths.record) if paths.record.exists() else {}
-        yield Session(spec, paths, target, store, lease, adopted, identity, digest, facts)
+        run = Session(spec, paths, target, store, lease, adopted, identity, digest, facts)
+        run.note(error=None)
+        try:
+            yield run
+        except BaseException as error:
+            run.note(error={"kind": type(error).__name__, "message": str(error)})
+            raise
 
 
 def refuse_other_identity(store: Store, identity: Mapping[str, Any], digest: str) -> None:

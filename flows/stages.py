@@ -178,7 +178,9 @@ async def publication(run: Session, prompts: Prompts, done: Sequence[Done], made
         run.store, run.paths, [chunk for _, chunk in done], run.facts, run.spec.publish.dataset, run.lease
     )
     finish_run(run.paths)
-    ui.link("published", made["manifest"], made["manifest"], f"Snapshot {made['snapshot']}: {made['rows']} rows")
+    text = f"Snapshot `{made['snapshot']}`, rows {made['rows']}: `{made['manifest']}`"
+    text += f"\n\nCheck it with `regen verify {run.store.url}`."
+    ui.markdown("published", text, f"Snapshot {made['snapshot']}")
     summary = summarize(run, prompts, [record for record, _ in done], made_now, made)
     run.note(summary=summary)
     return summary

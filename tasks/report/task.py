@@ -21,5 +21,5 @@ async def write_report(paths: RunPaths) -> Path:
     """Write report.html and show its main figures as a Markdown artifact with a link to the file."""
     path = await asyncio.to_thread(html.write_report, paths)
     found = await asyncio.to_thread(lambda: figures(read_run(paths)))
-    ui.markdown("report", f"{markdown(found)}\n\n[report.html]({path.as_uri()})\n\n`{path}`", f"run {paths.run_id}")
+    ui.markdown("report", f"{markdown(found)}\n\nThe whole report: `{path}`", f"run {paths.run_id}")
     return path

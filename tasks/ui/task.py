@@ -83,7 +83,8 @@ def gate(report: GateReport) -> None:
     mark = {Level.OK: "✅", Level.WARNING: "⚠️", Level.CRITICAL: "❌", Level.UNKNOWN: "❔"}[report.level]
     lines = [f"# {mark} {report.verdict}", "", report.summary, "", f"Gate `{report.gate}`, mode `{report.mode}`.", ""]
     lines += ["| | checked | found |", "|---|---|---|"] if report.expectations else []
-    lines += [f"| {'✓' if e.passed else '✗'} | {e.name} | {e.message} |" for e in report.expectations]
+    seen = "–" if report.level is Level.UNKNOWN else "✓"  # nothing was measured: a tick would claim that it was
+    lines += [f"| {seen if e.passed else '✗'} | {e.name} | {e.message} |" for e in report.expectations]
     lines += ["", "## Look at next", *(f"1. {step}" for step in report.next_steps)] if report.next_steps else []
     if report.details:
         lines += ["", "```json", json.dumps(dict(report.details), indent=1, default=str)[:6000], "```"]

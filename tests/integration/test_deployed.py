@@ -128,7 +128,7 @@ def test_the_demo_runs_through_a_worker_and_publishes(site: Site) -> None:
     )
     log = (site.folder / "worker.log").read_text()
     assert ran.returncode == 0, ran.stdout[-2000:] + log[-6000:]
-    dataset = site.folder / "out" / "demo" / "demo"
+    dataset = site.folder / "out" / "regen-demo" / "demo"
     manifest = json.loads((dataset / "manifest.json").read_text())
     assert manifest["snapshots"]
     tokens = sorted(dataset.glob("**/tokens.parquet"))
