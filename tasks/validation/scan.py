@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
-from tasks.validation.columns import ID_COLUMNS, batches, schema_of
+from tasks.validation.columns import ID_COLUMNS, batches, schema_of, token_batches
 from tasks.validation.sources import mask_column
 from tasks.validation.tokenized import TokenPart, TokenRules, scan
 from tasks.validation.units import Unit
@@ -50,9 +50,8 @@ def scan_unit(unit: Unit, rules: TokenRules) -> Iterator[tuple[TokenPart, pa.Arr
     schema = schema_of(unit.source)
     mask = mask_column(unit.source, schema)
     id_column = next((name for name in ID_COLUMNS if name in schema.names), None)
-    columns = ["input_ids", mask, *([id_column] if id_column else [])]
     row, end = unit.first_row, unit.first_row + unit.rows
-    for batch in batches(unit, columns):
+    for batch in token_batches(unit, ["input_ids", mask], [id_column] if id_column else []):
         if row >= end:
             break
         batch = batch.slice(0, end - row)
