@@ -11,7 +11,8 @@ import click
 def command(run: Path) -> dict[str, Any]:
     """Write a run's HTML report again: one self-contained file, also for a run that is unfinished or crashed.
 
-    RUN is a run folder, a data set or a work folder (default: out); of several runs the one worked on last is taken.
+    RUN is a run folder, a data set or a work folder (default: out); of several runs the one worked on last that had
+    something to do is taken.
 
     Example: regen report out/demo
     """
@@ -20,11 +21,13 @@ def command(run: Path) -> dict[str, Any]:
     from tasks.report.html import write_report
     from tasks.report.read import read_run
 
-    paths = find_run(run)
-    written = write_report(paths)
-    found = figures(read_run(paths))
+    chosen = find_run(run)
+    written = write_report(chosen.paths)
+    found = figures(read_run(chosen.paths))
     for name, value in tiles(found):
         click.echo(f"{name:>16}  {value}")
+    if chosen.note:
+        click.echo(f"{'note':>16}  {chosen.note}")
     return {
         "report": str(written),
         "run_id": found.run_id,
@@ -34,4 +37,5 @@ def command(run: Path) -> dict[str, Any]:
         "tok_s": found.tok_s,
         "j_per_token": found.j_per_token,
         "kwh": found.kwh,
+        "idle_runs": list(chosen.idle),
     }

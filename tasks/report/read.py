@@ -7,7 +7,8 @@ record.json    started, finished (Unix s); validation.{rows, kept, rejected, dup
                servers[] (fields of tasks.records.Server); server_starts[], server_events[], fleet[] (any of: time_s,
                server or name, event or outcome, reason, attempt, seconds); gates.{name: GateReport.as_dict() and,
                if known, time_s}; gpus[].{name, uuid, driver}; generation.{seconds, tok_s, retries, accept_length};
-               summary (its presence says that the run is over)
+               summary (its presence says that the run is over); error.{kind, message} of what ended it, or null;
+               power_verdicts[].{time_s, verdict, level, summary}: changes during generation
 calibration.json  limits, tok_s, stopped_because, windows[].(fields of LoadWindow; tok_s if given)
 forecast.json  one forecast, or a list of them, or {forecasts: [...]}: fields of Forecast; made_s (Unix s) and
                total_s ([median, low, high]), if known

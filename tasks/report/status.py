@@ -1,6 +1,7 @@
 """Where a run stands, from its files alone: no server, no lock, nothing is written."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,18 @@ ALIVE_S = 60.0
 RECENT_S = 300.0
 """Rates and the remaining time come from the last five minutes."""
 
+INTERRUPTS = ("KeyboardInterrupt", "CancelledError", "SystemExit", "GeneratorExit", "Cancelled")
+"""Kinds in record.json's `error` that say a person, or the machine, ended the run."""
+
+NEXT = {
+    "interrupted": "run the same command again: it goes on",
+    "failed": "mend what the error names, then run the same command again: it goes on",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`state` is running, interrupted, finished or published. ETA in seconds: (median, low, high) or None."""
+    """`state` is running, interrupted, failed, finished or published. ETA in seconds: (median, low, high) or None."""
 
     state: str
     figures: Figures
@@ -48,11 +57,18 @@ class Status:
             "accept_length": _round(found.accept_length),
             "j_per_token": _round(found.j_per_token),
             "eta_s": self.eta_s,
-            "servers": dict(self.data.servers),
+            "servers": dict(self.data.servers) if self.state == "running" else {},
+            **({"error": dict(self.error)} if self.error else {}),
             "chunks": len(self.data.chunks),
             "published_chunks": len(list(self.data.paths.chunks.glob("*/published.json"))),
             "quiet_s": round(self.quiet_s, 1),
         }
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """`kind` and `message` of what ended the run, or nothing; an interrupt is no error."""
+        error = self.data.fact("error")
+        return error if self.state == "failed" else {}
 
     def rows(self) -> list[tuple[str, str]]:
         """What a person reads, line by line."""
@@ -64,14 +80,15 @@ class Status:
         shown: list[tuple[str, Any]] = [
             ("run", f"{found.dataset} / {found.run_id}"),
             ("state", self.state + (f", no trace for {duration(self.quiet_s)}" if self.state == "interrupted" else "")),
+            ("error", f"{self.error.get('kind')}: {self.error.get('message')}" if self.error else None),
             ("done", f"{found.done:,}" + (f" of {found.total:,}" if found.total else "")),
             ("failed", f"{found.failed:,} {_reasons(found)}".strip()),
             ("pending", None if found.pending is None else f"{found.pending:,} ({self.in_flight:,} in flight)"),
             ("speed", f"{self.recent_tok_s:,.0f} tok/s lately" if self.recent_tok_s else None),
             ("remaining", eta),
-            ("servers", servers if self.data.servers else None),
+            ("servers", servers if self.data.servers and self.state == "running" else None),
             ("gates", ", ".join(gates) or None),
-            ("next", "run the same command again: it goes on" if self.state == "interrupted" else None),
+            ("next", NEXT.get(self.state)),
         ]
         return [(name, str(value)) for name, value in shown if value]
 
@@ -101,6 +118,8 @@ def _state(data: RunData, quiet_s: float) -> str:
     mine = current.exists() and current.read_text(encoding="utf-8").strip() == data.paths.run_id
     if data.fact("summary"):
         return "published" if data.fact("summary").get("manifest") else "finished"
+    if kind := data.fact("error").get("kind"):
+        return "interrupted" if kind in INTERRUPTS else "failed"
     if not mine:
         return "published" if any(data.paths.chunks.glob("*/published.json")) else "finished"
     return "running" if quiet_s < ALIVE_S else "interrupted"

@@ -198,6 +198,21 @@ def test_status_of_a_running_an_interrupted_and_a_finished_run(whole):
     assert read_status(whole, now_s=touched + 4000).state == "published"
 
 
+def test_servers_are_shown_only_while_a_run_goes_on_and_an_error_is_told(whole):
+    (whole.dataset_dir / "current").write_text(whole.run_id)
+    now = max((whole.run_dir / name).stat().st_mtime for name in ("progress.jsonl", "record.json"))
+    assert dict(read_status(whole, now_s=now + 5).rows())["servers"] == "1 up"
+    for kind, state in (("GateError", "failed"), ("KeyboardInterrupt", "interrupted")):
+        whole.note(error={"kind": kind, "message": "40 of the last 50 answers were bad"})
+        status = read_status(whole, now_s=now + 5)
+        shown = dict(status.rows())
+        assert (status.state, status.as_dict()["servers"], "servers" in shown) == (state, {}, False)
+        assert shown.get("error") == ("GateError: 40 of the last 50 answers were bad" if state == "failed" else None)
+        assert "run the same command again" in shown["next"]
+    whole.note(error=None)
+    assert read_status(whole, now_s=now + 5).state == "running"
+
+
 def test_status_of_a_run_with_nothing_new(tmp_path):
     paths = make_run(tmp_path / "set", "run2", prompts={"pending": 0, "kept": 25})
     status = read_status(paths)
@@ -212,7 +227,7 @@ def test_a_published_copy_is_not_the_run(whole, tmp_path):
     copy.mkdir(parents=True)
     shutil.copy(whole.spec, copy / "spec.json")
     os.utime(copy / "spec.json", (4e9, 4e9))
-    assert find_run(tmp_path).run_dir == whole.run_dir.resolve()
+    assert find_run(tmp_path).paths.run_dir == whole.run_dir.resolve()
 
 
 def test_find_run_takes_the_one_worked_on_last(whole, tmp_path):
@@ -222,9 +237,32 @@ def test_find_run_takes_the_one_worked_on_last(whole, tmp_path):
     for path in other.run_dir.iterdir():
         os.utime(path, (1, 1))
     for where in (whole.run_dir, whole.dataset_dir, tmp_path):
-        assert find_run(where) == RunPaths(whole.dataset_dir.resolve(), whole.run_id)
+        assert find_run(where).paths == RunPaths(whole.dataset_dir.resolve(), whole.run_id)
     with pytest.raises(SpecError, match="no run at or below"):
         find_run(tmp_path / "nothing")
+
+
+def test_a_repeat_with_nothing_new_does_not_hide_the_run_before_it(whole, tmp_path, capsys):
+    import os
+
+    idle = make_run(tmp_path / "set", "20270101-000000-cccc", prompts={"pending": 0})
+    os.utime(idle.record, (4e9, 4e9))
+    assert find_run(tmp_path).paths.run_id == whole.run_id
+    assert find_run(idle.run_dir).paths.run_id == idle.run_id
+    for name in ("status", "report"):
+        assert regen([name, str(tmp_path)]) == 0
+        text = capsys.readouterr().out
+        assert f"newer run {idle.run_id} had nothing to do" in text
+        assert json.loads(text.strip().split("\n")[-1])["run_id"] == whole.run_id
+    begun = make_run(tmp_path / "set", "20270101-000001-dddd")
+    os.utime(begun.record, (4.1e9, 4.1e9))
+    assert find_run(tmp_path).paths.run_id == begun.run_id, "a run that still validates is not idle"
+
+
+def test_only_idle_runs_are_shown_as_they_are(tmp_path):
+    paths = make_run(tmp_path / "set", "run1", prompts={"pending": 0})
+    found = find_run(tmp_path)
+    assert (found.paths.run_id, found.note) == (paths.run_id, None)
 
 
 @pytest.mark.parametrize("name", ["status", "report", "verify"])
