@@ -34,16 +34,15 @@ def command(where: str, endpoint_url: str | None, region: str | None) -> dict[st
         )
     for line in result.differences:
         click.echo(f"different: {line}")
-    click.echo(
-        f"{result.verdict}: {result.files:,} files, {result.bytes:,} bytes, {result.rows:,} rows in {result.url}"
-    )
+    click.echo(f"{result.verdict}: {result.files:,} files, {result.bytes:,} bytes in {result.url}")
+    click.echo(f"rows of all snapshots: {result.rows_text}" if result.kind == "published" else result.rows_text)
     payload = {
         "verdict": result.verdict,
         "url": result.url,
         "kind": result.kind,
         "files": result.files,
         "bytes": result.bytes,
-        "rows": result.rows,
+        "rows": dict(result.rows),
         "differences": list(result.differences),
     }
     if result.differences:

@@ -1,6 +1,6 @@
 """`regen verify`: every byte of a published set, or of a run, against what was written down when it was made."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +16,39 @@ from tasks.upload.manifest import entries, materialise, read_manifest
 
 READERS = 8
 
+ROWS = {
+    "completions": "completions",
+    "tokens": "token rows",
+    "failed": "failed prompts",
+    "tokens_rejected": "refused token rows",
+    "rejected": "rejected source rows",
+    "ids": "settled ids",
+    "power": "power samples",
+}
+"""What a row of each kind is, in the order in which they are told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was read. `differences` is empty when every byte and row is what it should be."""
+    """What was read. `rows` by kind of file; `differences` is empty when every byte and row is what it should be."""
 
     url: str
     kind: str
     files: int
     bytes: int
-    rows: int
+    rows: Mapping[str, int]
     differences: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
         """IDENTICAL or DIFFERENT."""
         return "DIFFERENT" if self.differences else "IDENTICAL"
+
+    @property
+    def rows_text(self) -> str:
+        """`25 completions, 26 token rows`; kinds without rows are left out."""
+        shown = [f"{count:,} {ROWS.get(kind, f'{kind} rows')}" for kind, count in self.rows.items() if count]
+        return ", ".join(shown) or "no rows"
 
 
 def verify(url: str | Path, progress: Callable[[FileEntry], None] | None = None, **options: Any) -> Verification:
@@ -49,7 +66,7 @@ def verify_published(store: Store, progress: Callable[[FileEntry], None] | None 
     try:
         manifest, _ = read_manifest(store)
     except VerificationError as error:
-        return Verification(store.url, "published", 0, 0, 0, (str(error),))
+        return Verification(store.url, "published", 0, 0, {}, (str(error),))
     if manifest is None:
         raise StorageError(
             f"{store.url} has no {MANIFEST}: nothing is published there; check the path and the endpoint"
@@ -112,7 +129,7 @@ def _unpublished(chunk: Path, files: list[FileEntry]) -> list[str]:
         except VerificationError as error:
             lines.append(str(error))
             continue
-        files.append(FileEntry(f"{chunk.name}/{name}", path.stat().st_size, "", rows))
+        files.append(FileEntry(f"{chunk.name}/{name}", path.stat().st_size, "", rows, CHUNK_FILES[name]))
         expected = {"completions.parquet": record.get("done"), "failed.parquet": record.get("failed")}.get(name)
         if expected is not None and rows != expected:
             lines.append(f"{path}: {rows} rows, chunk.json says {expected}")
@@ -120,5 +137,9 @@ def _unpublished(chunk: Path, files: list[FileEntry]) -> list[str]:
 
 
 def _summary(url: str, kind: str, files: list[FileEntry], differences: list[str]) -> Verification:
-    rows = sum(entry.rows or 0 for entry in files)
+    rows: dict[str, int] = {}
+    for entry in files:
+        if entry.rows is not None:
+            rows[entry.kind] = rows.get(entry.kind, 0) + entry.rows
+    rows = {name: rows[name] for name in (*ROWS, *rows) if name in rows}
     return Verification(url, kind, len(files), sum(entry.bytes for entry in files), rows, tuple(differences))

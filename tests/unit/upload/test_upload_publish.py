@@ -215,7 +215,10 @@ def test_verify_of_a_run_folder(store, tmp_path):
 def test_verify_of_an_unpublished_run_checks_rows(tmp_path):
     paths = make_run(tmp_path / "set", "run1")
     make_chunk(paths, 0, [1, 2])
-    assert verify(paths.run_dir).verdict == "IDENTICAL"
+    result = verify(paths.run_dir)
+    assert result.verdict == "IDENTICAL"
+    assert result.rows == {"completions": 2, "tokens": 2, "failed": 0}
+    assert result.rows_text == "2 completions, 2 token rows"
     frame = pl.read_parquet(paths.chunk(0) / "completions.parquet")
     frame.head(1).write_parquet(paths.chunk(0) / "completions.parquet")
     assert "1 rows, chunk.json says 2" in verify(paths.run_dir).differences[0]
