@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from flows.progress import listening
-from flows.reporter import describe
+from flows.reporter import describe, finished
 from tasks.records import Progress
 
 PLAIN_EVERY_S = 10.0
@@ -32,8 +32,8 @@ def progress_bar(console: Console) -> Iterator[None]:
         def show(progress: Progress) -> None:
             settled = progress.done + progress.failed
             note = f"{progress.tok_s:,.0f} tok/s"
-            note += f", {progress.failed:,} rejected" if progress.failed else ""
-            note += f", about {progress.eta_s[0]:,.0f} s left" if progress.eta_s else ""
+            note += f", {progress.failed:,} failed" if progress.failed else ""
+            note += f", about {progress.eta_s[0]:,.0f} s left" if progress.eta_s and not finished(progress) else ""
             bar.update(task, description="answers", completed=settled, total=progress.total, note=note)
 
         with listening(show):
@@ -46,8 +46,7 @@ class _PlainLines:
 
     def __call__(self, progress: Progress) -> None:
         text = describe(progress)
-        complete = progress.done + progress.failed >= progress.total
-        if text != self._last and (complete or time.monotonic() >= self._next_s):
+        if text != self._last and (finished(progress) or time.monotonic() >= self._next_s):
             self._console.print(text, highlight=False, soft_wrap=True)
             self._next_s, self._last = time.monotonic() + PLAIN_EVERY_S, text
 

@@ -66,11 +66,20 @@ def percent(progress: Progress) -> float:
     return 100.0 * (progress.done + progress.failed) / progress.total if progress.total else 100.0
 
 
+def finished(progress: Progress) -> bool:
+    """Whether every prompt is done or failed; nothing is left to estimate."""
+    return progress.done + progress.failed >= progress.total
+
+
 def describe(progress: Progress) -> str:
-    """`done 120/900 · rejected 3 (2.4 % lately) · 1,024 tok/s · acceptance length 2.90 · ETA 2 h (1 h 50 m to 3 h)`."""
+    """`done 120/900 · failed 3 · bad answers lately 2.4% · 1,024 tok/s · ETA 2 h (1 h 50 m to 3 h)`.
+
+    Failed prompts ran out of attempts; bad answers are attempts, most of which a later attempt makes good.
+    """
     parts = [
         f"done {progress.done:,}/{progress.total:,}",
-        f"rejected {progress.failed:,} ({progress.reject_rate:.1%} lately)",
+        f"failed {progress.failed:,}",
+        *([f"bad answers lately {progress.reject_rate:.1%}"] if progress.reject_rate >= 0.0005 else []),
         f"in flight {progress.in_flight:,}",
         f"{progress.output_tokens:,} tokens",
         f"{progress.tok_s:,.0f} tok/s",
@@ -81,7 +90,7 @@ def describe(progress: Progress) -> str:
         parts.append(f"{progress.j_per_token:.2f} J/token")
     if progress.accept_length is not None:
         parts.append(f"acceptance length {progress.accept_length:.2f}")
-    if progress.eta_s is not None:
+    if progress.eta_s is not None and not finished(progress):
         middle, low, high = progress.eta_s
         parts.append(f"ETA {duration(middle)} ({duration(low)} to {duration(high)})")
     down = [f"{name} {state}" for name, state in progress.servers.items() if state != "up"]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -25,6 +26,7 @@ from flows.demo_services import (
     terminate_as_interrupt,
 )
 from flows.progress import listeners, listening, publish
+from flows.reporter import describe
 from flows.spec import RegenSpec
 from tasks.errors import DatasetError, StorageError
 from tasks.provisioning.local_store import LocalStore
@@ -180,7 +182,7 @@ def test_the_bar_shows_what_is_done_and_the_rate():
     with progress_bar(console):
         publish(progress(3, failed=1))
     text = console.file.getvalue()
-    assert "4/10" in text and "123 tok/s" in text and "1 rejected" in text and "about 5 s left" in text
+    assert "4/10" in text and "123 tok/s" in text and "1 failed" in text and "about 5 s left" in text
 
 
 def test_without_a_terminal_the_first_and_the_last_are_lines():
@@ -190,6 +192,13 @@ def test_without_a_terminal_the_first_and_the_last_are_lines():
             publish(progress(done))
     lines = console.file.getvalue().splitlines()
     assert [line.split(" · ")[0] for line in lines] == ["done 1/10", "done 10/10"]
+
+
+def test_a_progress_line_tells_failed_prompts_from_bad_answers():
+    going = describe(replace(progress(3), reject_rate=0.037))
+    assert "failed 0 · bad answers lately 3.7%" in going and "ETA 5 s" in going
+    ended = describe(progress(9, failed=1))
+    assert "failed 1 · in flight" in ended and "bad answers" not in ended and "ETA" not in ended
 
 
 def test_the_table_tells_counts_and_places():
