@@ -10,11 +10,13 @@ import jinja2
 import polars as pl
 from markupsafe import Markup
 
+from tasks.cuts import cut_text
 from tasks.report import charts
 from tasks.report.figures import Figures, figures, tiles
 from tasks.report.read import (
     RunData,
     column,
+    cut_answers,
     read_run,
     rejected_reasons,
     sample_answers,
@@ -88,7 +90,8 @@ def lengths(data: RunData, found: Figures) -> Section:
         ("Output tokens of an answer", charts.histogram(output, "tokens")),
         ("Supervised tokens of a training row", charts.histogram(supervised, "tokens", charts.SECOND)),
     )
-    return Section("Lengths", pictures=pictures)
+    cut = cut_text(cut_answers(data.paths))
+    return Section("Lengths", f"Cut at the output limit: {cut}." if cut else "", pictures)
 
 
 def over_time(data: RunData, found: Figures) -> Section:

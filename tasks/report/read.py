@@ -13,8 +13,9 @@ calibration.json  limits, tok_s, stopped_because, windows[].(fields of LoadWindo
 forecast.json  one forecast, or a list of them, or {forecasts: [...]}: fields of Forecast; made_s (Unix s) and
                total_s ([median, low, high]), if known
 power.parquet  and power.parquet.parts/*.parquet: time_s, gpu_uuid, power_average_w, power_instant_w, energy_j
-chunks/*/      chunk.json (fields of ChunkRecord), published.json, completions.parquet (output_tokens, messages),
-               tokens.parquet (n_supervised), tokens_rejected.parquet (reason)
+chunks/*/      chunk.json (fields of ChunkRecord), published.json, completions.parquet (output_tokens, messages,
+               cut_reason, turns.finish_reason), tokens.parquet (n_supervised),
+               tokens_rejected.parquet (reason)
 progress.jsonl one JSON object a line, appended every few seconds: time_s, total, done, failed, in_flight,
                output_tokens, tok_s, power_w, accept_length, reject_rate, j_per_token, elapsed_s,
                eta_s ([median, low, high]), servers ({name: state})
@@ -28,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
+from tasks.cuts import count_cuts
 from tasks.runs import RunPaths
 
 MOST_POINTS = 400
@@ -149,6 +152,17 @@ def column(paths: RunPaths, file: str, name: str) -> pl.Series:
         except (OSError, pl.exceptions.PolarsError):
             continue
     return pl.concat(found) if found else pl.Series(name, [], dtype=pl.Float64)
+
+
+def cut_answers(paths: RunPaths) -> Mapping[str, int]:
+    """Sums of `tasks.cuts.count_cuts` over all chunks."""
+    sums: Counter[str] = Counter()
+    for path in sorted(paths.chunks.glob("*/completions.parquet")):
+        try:
+            sums.update(count_cuts(path))
+        except (OSError, pa.ArrowException, pl.exceptions.PolarsError):
+            continue
+    return sums
 
 
 def rejected_reasons(paths: RunPaths) -> dict[str, int]:

@@ -6,9 +6,11 @@ The card is derived from the manifest and written after it; the manifest stays t
 import json
 from typing import Any
 
+from tasks.cuts import NAMES, cut_text
 from tasks.storage import Store
+from tasks.upload.counts import total
 from tasks.upload.layout import CARD
-from tasks.upload.manifest import Manifest
+from tasks.upload.manifest import Manifest, active_parts
 
 CONFIGS = ("tokens", "completions")
 """Kinds that are data sets of their own; `load_dataset` gets one configuration for each."""
@@ -78,6 +80,7 @@ def _about(manifest: Manifest) -> str:
     shown = ", ".join(f"{name} {sampling[name]}" for name in ("temperature", "top_p", "top_k", "max_tokens", "thinking")
                       if sampling.get(name) is not None)  # fmt: skip
     rows = current["rows"]
+    cut = cut_text(total({name: part["counts"].get(name, 0) for name in NAMES} for part in _parts(manifest)))
     mtp = newest.get("mtp") or {}
     accept = f", acceptance length {mtp['accept_length']:.2f}" if mtp.get("accept_length") else ""
     servers = sorted({f"{s.get('engine')} {s.get('version')}".strip() for s in newest.get("servers", [])})
@@ -85,8 +88,9 @@ def _about(manifest: Manifest) -> str:
     lines = [
         f"Completions that `{newest.get('model')}`{revision} wrote itself, regenerated to train its drafter.",
         "",
-        f"- {rows.get('completions', 0):,} answered prompts, {rows.get('tokens', 0):,} training rows, "
+        f"- {rows.get('completions', 0):,} answered prompts, {rows.get('tokens', 0):,} training rows (one a turn), "
         f"{current['bytes'] / 1e6:,.1f} MB in snapshot `{current['snapshot']}`",
+        *([f"- cut at the output limit: {cut}"] if cut else []),
         f"- sampling: {shown or 'as the model says'}",
         f"- made by {', '.join(servers) or 'an unknown server'}; MTP {mtp.get('verdict', 'UNKNOWN')}{accept}",
         f"- identity `{newest.get('identity_digest')}`, chat template sha256 `{newest.get('template_sha256')}`",
@@ -97,6 +101,11 @@ def _about(manifest: Manifest) -> str:
     return "\n".join(lines)
 
 
+def _parts(manifest: Manifest) -> list[dict[str, Any]]:
+    """Parts of the newest snapshot."""
+    return [{"counts": {}, **manifest["parts"][name]} for name in active_parts(manifest)]
+
+
 def _conventions(manifest: Manifest) -> str:
     lines = [f"- **{name}**: {text}" for name, text in manifest["conventions"].items()]
     return "\n".join(
@@ -105,9 +114,10 @@ def _conventions(manifest: Manifest) -> str:
 
 
 def _snapshots(manifest: Manifest) -> str:
-    rows = ["## Snapshots\n", "| snapshot | created | prompts | training rows | failed |", "|---|---|---|---|---|"]
+    columns = ("snapshot", "created", "prompts", "training rows", "failed", "turns", "of them cut")
+    rows = ["## Snapshots\n", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for snapshot in manifest["snapshots"]:
         counts: dict[str, Any] = snapshot["counts"]
-        figures = " | ".join(f"{counts.get(name, 0):,}" for name in ("done", "rows", "failed"))
+        figures = " | ".join(f"{counts.get(name, 0):,}" for name in ("done", "rows", "failed", "turns", "cut_turns"))
         rows.append(f"| `{snapshot['id']}` | {snapshot['created']} | {figures} |")
     return "\n".join([*rows, ""])

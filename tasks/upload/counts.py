@@ -7,11 +7,12 @@ from typing import Any
 
 import polars as pl
 
+from tasks.cuts import count_cuts
 from tasks.runs import read_json
 
 
 def chunk_counts(folder: Path) -> dict[str, Any]:
-    """Sums of one chunk: prompts, done, failed, output and supervised tokens, training rows, reasons."""
+    """Sums of one chunk: prompts, done, failed, output and supervised tokens, training rows, cut answers, reasons."""
     record = read_json(folder / "chunk.json") if (folder / "chunk.json").exists() else {}
     counts: dict[str, Any] = {
         name: int(record.get(name) or 0) for name in ("prompts", "done", "failed", "output_tokens")
@@ -25,6 +26,8 @@ def chunk_counts(folder: Path) -> dict[str, Any]:
         exact = pl.col("ids_exact").sum() if "ids_exact" in names else pl.lit(0)
         sums = pl.scan_parquet(tokens).select(pl.len().alias("rows"), s=supervised, e=exact).collect().row(0)
         counts |= {"rows": int(sums[0]), "supervised_tokens": int(sums[1] or 0), "exact_rows": int(sums[2] or 0)}
+    if (folder / "completions.parquet").exists():
+        counts |= count_cuts(folder / "completions.parquet")
     counts["rejected_reasons"] = _reasons(folder / "tokens_rejected.parquet")
     return counts
 

@@ -114,6 +114,7 @@ def test_a_whole_run_shows_every_section_and_fetches_nothing(whole):
     assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
     assert "ON_AND_EFFECTIVE" in text and "out of memory" in text and "12 requests were sent again" in text
     assert not re.search(r"#01020\d", text), "every stand-in colour became a variable"
+    assert "Cut at the output limit: none of 40 turns." in text
     assert "very-secret" not in text
 
 

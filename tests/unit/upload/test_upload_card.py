@@ -62,7 +62,8 @@ def test_a_person_finds_the_figures(published):
     store, manifest = published
     text = render_card(manifest, store.url)
     for words in (
-        "3 answered prompts, 3 training rows",
+        "3 answered prompts, 3 training rows (one a turn)",
+        "cut at the output limit: none of 3 turns",
         "org/tiny",
         "revision `abc`",
         "sglang 0.5.19",
