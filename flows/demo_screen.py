@@ -12,6 +12,7 @@ from rich.table import Table
 
 from flows.progress import listening
 from flows.reporter import describe, finished
+from tasks.cuts import cut_text, plural
 from tasks.records import Progress
 
 PLAIN_EVERY_S = 10.0
@@ -59,13 +60,15 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     ui = "ended; repeat with --keep-ui to look at every run so far"
     if result.get("ui_pid"):
         ui = f"{result['ui']}/runs, until: kill {result['ui_pid']}"
+    copies, turns = result["duplicates"], result.get("turns") or {}
     rows = {
         "rows read": f"{result['rows']:,}",
         "kept": f"{result['kept']:,}",
-        "rejected": f"{result['rejected']:,}, and {result['duplicates']:,} duplicates",
+        "rejected": f"{result['rejected']:,}" + (f", and {plural(copies, 'duplicate')}" if copies else ""),
         "answers now": f"{result['completed']:,}",
         "answers in all": f"{result['done']:,} of {result['kept']:,} kept; {result['failed']:,} failed",
         "output tokens": f"{result['output_tokens']:,}, {result['tok_s']:,.0f} tok/s",
+        **_turn_rows(result.get("token_rows", 0), turns),
         "published": f"{result['store']}, read back into {result['manifest']}",
         "run folder": result["run_dir"],
         "report": result.get("report", "none: nothing was new"),
@@ -74,3 +77,11 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     for name, value in rows.items():
         table.add_row(name, str(value))
     return table
+
+
+def _turn_rows(token_rows: int, turns: Mapping[str, int]) -> dict[str, str]:
+    """What was published, counted in turns: each answered turn of a conversation is a token row of its own."""
+    if not turns.get("turns"):
+        return {}
+    answered = f"{plural(turns['turns'], 'answered turn')} of {plural(turns['conversations'], 'conversation')}"
+    return {"token rows": f"{token_rows:,}, one a turn: {answered}", "cut at the output limit": cut_text(turns)}

@@ -109,7 +109,10 @@ def test_a_few_prompts_become_a_published_set(out):
     rows = published(result, "completions")
     assert rows.height == result["done"]
     assert sum(rows["output_tokens"]) == result["output_tokens"]
-    tokens = pl.scan_parquet([f for f in result["files"] if f.endswith("tokens.parquet")]).collect()
+    folder = Path(result["manifest"]).parent
+    tokens = pl.scan_parquet([folder / f for f in result["files"] if f.endswith("tokens.parquet")]).collect()
+    assert tokens.height == result["token_rows"]
+    assert (folder / "README.md").is_file()
     assert tokens["n_supervised"].min() > 0
     assert processes(out) == []
 

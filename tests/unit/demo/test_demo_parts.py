@@ -15,6 +15,7 @@ from rich.console import Console
 
 from flows import demo_services
 from flows.demo import build_spec, job_path
+from flows.demo_published import read_back
 from flows.demo_screen import progress_bar, summary_table
 from flows.demo_services import (
     DemoOptions,
@@ -28,9 +29,13 @@ from flows.demo_services import (
 from flows.progress import listeners, listening, publish
 from flows.reporter import describe
 from flows.spec import RegenSpec
+from published_runs import make_chunk, make_run
 from tasks.errors import DatasetError, StorageError
 from tasks.provisioning.local_store import LocalStore
 from tasks.records import Progress
+from tasks.storage import open_store
+from tasks.upload.chunk import upload_chunk
+from tasks.upload.snapshot import publish_snapshot
 
 STORE = LocalStore("http://127.0.0.1:1", "regen-demo", "access", "secret", Path("weed.log"))
 PROMPTS = Path(demo_services.__file__).with_name("demo_prompts.jsonl")
@@ -201,6 +206,12 @@ def test_a_progress_line_tells_failed_prompts_from_bad_answers():
     assert "failed 1 · in flight" in ended and "bad answers" not in ended and "ETA" not in ended
 
 
+def table_text(result):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary_table(result))
+    return console.file.getvalue()
+
+
 def test_the_table_tells_counts_and_places():
     names = {"rows": 106, "kept": 92, "rejected": 12, "duplicates": 2, "completed": 90, "done": 90, "failed": 2}
     result = {
@@ -212,18 +223,35 @@ def test_the_table_tells_counts_and_places():
         "ui": "http://u",
         "ui_pid": 7,
     }
-    result |= {"store": "s3://regen-demo/demo", "manifest": "/o/published/manifest.json"}
-    console = Console(file=io.StringIO(), width=100)
-    console.print(summary_table(result))
-    text = console.file.getvalue()
+    result |= {"store": "s3://regen-demo/demo", "manifest": "/o/published/manifest.json", "token_rows": 100}
+    counts = {"conversations": 90, "turns": 100, "cut_conversations": 1, "cut_turns": 2, "ended_by_cut": 1}
+    text = table_text({**result, "turns": counts})
     for shown in (
         "106",
         "12, and 2 duplicates",
         "90 of 92 kept; 2 failed",
         "9,876, 101 tok/s",
         "http://u/runs, until: kill 7",
+        "100, one a turn: 100 answered turns of 90 conversations",
+        "1 conversation, 2 of 100 turns; 1 ended there",
     ):
         assert shown in text
+    assert "12, and 1 duplicate " in table_text({**result, "duplicates": 1})
+    plain = table_text({**result, "duplicates": 0})
+    assert "duplicate" not in plain and "output limit" not in plain
+
+
+def test_reading_back_brings_the_card_and_counts_turns(tmp_path):
+    store = open_store(tmp_path / "store")
+    paths = make_run(tmp_path / "work" / "set", "run1")
+    publish_snapshot(store, paths, [upload_chunk(store, "run1", paths.chunk(0), make_chunk(paths, 0, [1, 2]))])
+    spec = build_spec(DemoOptions(tmp_path), STORE)
+    spec = spec.model_copy(update={"publish": spec.publish.model_copy(update={"store": str(tmp_path / "store")})})
+    found = read_back(spec, STORE, tmp_path / "back")
+    assert {path for path in found["files"] if not (tmp_path / "back" / path).is_file()} == set()
+    assert "README.md" in found["files"] and (tmp_path / "back" / "README.md").read_text().startswith("---")
+    assert (found["manifest"], found["token_rows"]) == (str(tmp_path / "back" / "manifest.json"), 2)
+    assert (found["turns"]["conversations"], found["turns"]["turns"]) == (2, 2)
 
 
 def test_the_demo_does_not_import_prefect_before_it_knows_the_server():
