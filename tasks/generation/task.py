@@ -15,9 +15,9 @@ from tasks.ui import task as ui
 NO_RETRY = (GateError, EngineStopped, SpecError)
 
 
-def _worth_retrying(_task: Any, _run: Any, state: Any) -> bool:
+async def _worth_retrying(_task: Any, _run: Any, state: Any) -> bool:
     """A gate's no, a stop and a refused spec are answers; a full disk or a lost fleet may pass."""
-    result = state.result(raise_on_failure=False)
+    result = await state.aresult(raise_on_failure=False)  # `result` is a coroutine here, and never one of NO_RETRY
     return not isinstance(result, NO_RETRY)
 
 
