@@ -36,6 +36,9 @@ POWER_WINDOW_S = 60.0
 DRAIN_S = 900.0
 """Longest wait for requests in flight before the baseline probe, which must have the servers for itself."""
 
+FEWEST_ENDED = 4
+"""Answers of this invocation that a forecast held against a budget rests on."""
+
 
 @contextlib.asynccontextmanager
 async def sampling_power(run: Session) -> AsyncIterator[PowerSampler]:
@@ -243,6 +246,8 @@ async def calibration(run: Session, rig: Rig, work: Work) -> CalibrationResult:
 
 async def forecast_against_budget(run: Session, rig: Rig, work: Work, found: CalibrationResult) -> None:
     """When will it end and what will it cost; may the run go on?"""
+    if run.spec.budget.deadline_h is not None or run.spec.budget.max_cost is not None:
+        await some_finished(work.pool)
     progress = work.pool.progress()
     rates = rates_from(found, run.spec.budget, len(rig.infos), progress.tok_s)
     work.watched.expect(rates)
@@ -250,6 +255,18 @@ async def forecast_against_budget(run: Session, rig: Rig, work: Work, found: Cal
         progress, work.pool.lengths(), rates, run.spec.sampling.max_tokens, run.spec.budget, run.paths.forecast
     )
     judge(run, await approved(report, run.spec.budget))
+
+
+async def some_finished(pool: Engine) -> None:
+    """Until answers have ended here. A cached calibration makes none, and a forecast of nothing would pass the budget.
+
+    Ends too when nothing is left, when the pool failed (its chunks raise why), and after DRAIN_S.
+    """
+    deadline_s = time.monotonic() + DRAIN_S
+    while not pool.failed and pending(pool.progress()) and time.monotonic() < deadline_s:
+        if len(pool.lengths()[0]) >= FEWEST_ENDED:
+            return
+        await asyncio.sleep(0.2)
 
 
 async def power_against_baseline(run: Session, rig: Rig, work: Work, found: CalibrationResult) -> None:
@@ -272,5 +289,5 @@ async def power_against_baseline(run: Session, rig: Rig, work: Work, found: Cali
 async def drained(pool: Engine) -> None:
     """Until nothing is in flight, or DRAIN_S passed: one very long answer must not hold up a gate for ever."""
     deadline_s = time.monotonic() + DRAIN_S
-    while pool.progress().in_flight and time.monotonic() < deadline_s:  # noqa: ASYNC110
+    while not pool.failed and pool.progress().in_flight and time.monotonic() < deadline_s:  # noqa: ASYNC110
         await asyncio.sleep(0.5)

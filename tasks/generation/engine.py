@@ -150,6 +150,11 @@ class Engine:
 
     _abort_s = 5.0
 
+    @property
+    def failed(self) -> bool:
+        """Whether an error stopped it; `wait_chunk` raises that error."""
+        return self._failure is not None
+
     # ---- chunks
 
     @property
