@@ -152,7 +152,10 @@ async def chunks(run: Session, engine: Engine) -> list[Done]:
         async with asyncio.TaskGroup() as group:
             started = [group.create_task(one(index)) for index in engine.chunk_indices]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
+        first = errors.exceptions[0]
+        if isinstance(first, GateError) and "gate" in first.report:
+            keep(run, first.report["gate"], first.report)
+        raise first from errors
     return [task.result() for task in started]
 
 
