@@ -39,7 +39,8 @@ def command(
     """Write the rows of RUN_OR_TOKENS in the form that a trainer reads.
 
     RUN_OR_TOKENS is a run or a published data set (folder or s3:// URL), a chunk folder, or a tokens.parquet. Says how
-    many rows the trainer's own filter will drop. The last line of stdout is one JSON object.
+    many rows the trainer's own filter will drop. Refused (exit status 2) where a turn is in the files twice, as in two
+    copies of one run. The last line of stdout is one JSON object.
 
     Example: regen export out/demo --trainer speculators --out out/speculators --shard-rows 50000
     """
@@ -49,7 +50,7 @@ def command(
         path = _local(run_or_tokens, Path(folder), s3_endpoint_url)
         result = export(path, trainer, out, shard_rows=shard_rows, seq_length=seq_length, block=block_size)
     click.echo(f"{result.rows:,} rows in {result.files} files for {trainer} ({result.note})", err=True)
-    click.echo(f"{result.dropped_by_trainer:,} of them its own filter will drop: {result.filter}", err=True)
+    click.echo(result.dropped_text, err=True)
     return as_dict(result)
 
 

@@ -82,3 +82,21 @@ def two_blocks(facts: RowFacts, length: int | None, block: int) -> NDArray[np.bo
 def nothing(facts: RowFacts, length: int | None, block: int) -> NDArray[np.bool_]:
     """Automodel drops no row that has a prompt and an answer."""
     return np.zeros(len(facts.offsets) - 1, dtype=np.bool_)
+
+
+RULES: dict[Dropped, tuple[str, str]] = {
+    specforge: ("specforge 0.2.0", "rows with fewer than 2 supervised tokens, or no two adjacent ones, in {window}"),
+    speculators: ("speculators 0.9.0", "rows with nothing supervised in {window}"),
+    model_optimizer: ("Model-Optimizer", "rows of 10 tokens or fewer, and rows longer than its window"),
+    deepspec: ("DeepSpec", "rows with fewer than 14 supervised tokens in {window}"),
+    two_blocks: ("", "rows with fewer than 2 draft blocks of {block} supervised tokens in {window}"),
+    nothing: ("Automodel", "no row that has a prompt and an answer"),
+}
+"""Who filters, where it is one trainer, and what it drops."""
+
+
+def told(dropped: Dropped, trainer: str, length: int | None, block: int) -> tuple[str, str]:
+    """(who, what it drops) in words; `length` is the trainer's window in tokens."""
+    who, rule = RULES[dropped]
+    window = "the whole row" if length is None else f"the first {length:,} tokens"
+    return who or trainer, rule.format(window=window, block=block)

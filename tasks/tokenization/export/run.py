@@ -8,10 +8,10 @@ from typing import Any
 
 from tasks.errors import SpecError
 from tasks.runs import write_atomic
-from tasks.tokenization.export.filters import RowFacts
+from tasks.tokenization.export.filters import RowFacts, told
 from tasks.tokenization.export.formats import TRAINERS, Trainer
 from tasks.tokenization.export.shards import prepare_folder
-from tasks.tokenization.export.source import Source
+from tasks.tokenization.export.source import Source, refuse_repeats
 from tasks.tokenization.schema import MASK_CONVENTION
 
 RECORD = "EXPORT"
@@ -27,10 +27,17 @@ class Exported:
     rows: int
     files: int
     dropped_by_trainer: int
+    reader: str
     filter: str
     note: str
     seq_length: int | None
     mask_convention: str = MASK_CONVENTION
+
+    @property
+    def dropped_text(self) -> str:
+        """`speculators 0.9.0 will drop 3 of them (it drops rows with …)`."""
+        count = f"{self.dropped_by_trainer:,}" if self.dropped_by_trainer else "none"
+        return f"{self.reader} will drop {count} of them (it drops {self.filter})"
 
 
 def export(
@@ -45,22 +52,26 @@ def export(
     """Write `path`'s accepted rows for `trainer` into the empty folder `out`.
 
     `seq_length` is the window the trainer is set to (its published default where left out), `block` its draft block.
-    Raises DatasetError when there is nothing to export, SpecError for an unknown trainer or a folder in use.
+    Raises DatasetError when there is nothing to export or a row is there twice, SpecError for an unknown trainer or a
+    folder in use.
     """
     form = TRAINERS.get(trainer)
     if form is None:
         raise SpecError(f"unknown trainer {trainer!r}; known are {', '.join(TRAINERS)}")
     source = Source(path)
+    refuse_repeats(source.parts)
     prepare_folder(out)
     rows, files = form.write(source, out, shard_rows or form.shard_rows)
     length = seq_length or form.length
+    reader, rule = told(form.dropped, trainer, length, block)
     result = Exported(
         trainer=trainer,
         out=str(out),
         rows=rows,
         files=len(files),
         dropped_by_trainer=count_dropped(source, form, length, block),
-        filter=" ".join((form.dropped.__doc__ or "").split()),
+        reader=reader,
+        filter=rule,
         note=form.note,
         seq_length=length,
     )

@@ -1,12 +1,13 @@
 """Finds the token and completion files of a run, a chunk, a published data set or a folder, and reads them together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import orjson
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -113,6 +114,26 @@ def find_parts(path: Path) -> list[Part]:
     if not found:
         raise DatasetError(f"no token file under {path}: expected tokens.parquet with input_ids and loss_mask")
     return [Part(file, _sibling(file)) for file in found]
+
+
+def refuse_repeats(parts: Sequence[Part]) -> None:
+    """Raise DatasetError naming both folders when an answered turn is in the token files twice: trained on twice."""
+    with_turns = [(n, part) for n, part in enumerate(parts) if "turn" in pq.read_schema(part.tokens).names]
+    if not with_turns:
+        return
+    rows = pl.concat([pl.scan_parquet(p.tokens).select("prompt_id", "turn", part=pl.lit(n)) for n, p in with_turns])
+    places = pl.col("part").sort()
+    twice = rows.group_by("prompt_id", "turn").agg(first=places.first(), other=places.last(), n=pl.len())
+    repeated = twice.filter(pl.col("n") > 1).sort("first", "other", "prompt_id", "turn").collect()
+    if repeated.height:
+        row = repeated.row(0, named=True)
+        first, other = (parts[row[name]].tokens.parent for name in ("first", "other"))
+        places_text = f"{first} and again in {other}" if first != other else f"{first} more than once"
+        raise DatasetError(
+            f"{repeated.height:,} answered turns are there more than once, first turn {row['turn']} of prompt "
+            f"{row['prompt_id']}: in {places_text}; export one run, or the published data set (the folder with "
+            "manifest.json), which holds each once"
+        )
 
 
 def _data_set(path: Path) -> Path:

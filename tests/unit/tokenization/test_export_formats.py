@@ -182,6 +182,25 @@ def test_a_work_folder_with_its_published_copy_gives_each_row_once(run_folder, t
         export(work, "specforge", tmp_path / "both")
 
 
+def test_rows_that_are_there_twice_are_refused_and_both_folders_named(run_folder, tmp_path, capsys):
+    for place in ("a", "b"):
+        shutil.copytree(run_folder, tmp_path / "work" / place)
+    out = tmp_path / "out"
+    assert run(["export", str(tmp_path / "work"), "--trainer", "specforge", "--out", str(out)]) == 2
+    message = json.loads(capsys.readouterr().out.strip().split("\n")[-1])["error"]
+    assert "10 answered turns" in message
+    assert str(tmp_path / "work/a/chunks/00000") in message and str(tmp_path / "work/b/chunks/00000") in message
+    assert not out.exists()
+
+
+def test_what_the_trainer_drops_is_one_sentence(run_folder, tmp_path):
+    result = export(run_folder, "speculators", tmp_path / "out")
+    rule = "it drops rows with nothing supervised in the first 8,192 tokens"
+    assert result.dropped_text == f"speculators 0.9.0 will drop none of them ({rule})"
+    result = export(run_folder, "angelslim", tmp_path / "other", seq_length=50)
+    assert result.dropped_text.startswith(f"angelslim will drop {result.dropped_by_trainer} of them (it drops rows")
+
+
 def test_a_store_is_read_like_a_folder(run_folder, tmp_path):
     assert run(["export", f"file://{run_folder}", "--trainer", "automodel", "--out", str(tmp_path / "out")]) == 0
     assert sum(pq.read_metadata(p).num_rows for p in (tmp_path / "out").glob("*.parquet")) == 8
@@ -203,7 +222,7 @@ def test_command_prints_one_last_line(run_folder, tmp_path, capsys):
     said = capsys.readouterr()
     last = json.loads(said.out.splitlines()[-1])
     assert status == 0 and last["rows"] == 10 and last["mask_convention"] == "token_aligned_unshifted"
-    assert "its own filter will drop" in said.err
+    assert "specforge 0.2.0 will drop none of them (it drops rows" in said.err
     assert json.loads((tmp_path / "out" / RECORD).read_text()) == last
     assert run(["export", str(tmp_path / "gone"), "--trainer", "specforge", "--out", str(tmp_path / "x")]) == 2
 
