@@ -387,9 +387,10 @@ def main() -> int:
         bench = Bench(model, Path(work), arguments.out, deadline, arguments.python, result)
         run(bench, arguments.sections.split(","))
         bench.save()
-        logs = sorted(Path(work).glob("runs/*/logs/*.log"))
         kept = arguments.out.parent / "serving-logs"
-        for log in logs:  # for a person; results in the repository are the JSON file only
+        for log in sorted(
+            Path(work).glob("runs/*/logs/*.log")
+        ):  # for a person; results in the repository are the JSON file only
             kept.mkdir(parents=True, exist_ok=True)
             data = log.read_bytes()
             (kept / f"{log.parents[1].name}-{log.name}").write_bytes(data[-200_000:])

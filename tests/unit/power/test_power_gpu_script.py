@@ -16,6 +16,7 @@ from tasks.power.settings import PowerSettings
 
 @pytest.fixture
 def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "tests" / "gpu"))  # as when it is run as a script
     spec = importlib.util.spec_from_file_location("gpu_power_script", REPOSITORY / "tests" / "gpu" / "power.py")
     assert spec is not None
     assert spec.loader is not None

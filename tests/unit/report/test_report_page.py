@@ -10,9 +10,10 @@ import pytest
 from flows.cli import run as regen
 from published_runs import make_chunk, make_run
 from tasks.errors import SpecError
+from tasks.report import charts
 from tasks.report.figures import energy_j, figures, markdown
 from tasks.report.find import find_run
-from tasks.report.html import render, write_report
+from tasks.report.html import render, verdict_marks, write_report
 from tasks.report.read import MOST_POINTS, read_run, thinned
 from tasks.report.status import read_status
 from tasks.runs import RunPaths, write_json
@@ -116,6 +117,39 @@ def test_a_whole_run_shows_every_section_and_fetches_nothing(whole):
     assert not re.search(r"#01020\d", text), "every stand-in colour became a variable"
     assert "Cut at the output limit: none of 40 turns." in text
     assert "very-secret" not in text
+
+
+def test_the_page_says_what_it_is_and_which_gate_warned(whole):
+    text = render(read_run(whole))
+    assert f"<title>set: run {whole.run_id}: report</title>" in text
+    assert '<span class="badge warning">warning: power_baseline</span>' in text
+
+
+def test_only_alarms_and_live_changes_are_marked_and_their_labels_do_not_overlap(whole):
+    gate = {"mode": "monitor", "time_s": START_S + 10}
+    levels = {"a": "ok", "b": "unknown", "c": "warning", "d": "critical", "e": "warning"}
+    gates = {name: {**gate, "verdict": "SAID", "level": level} for name, level in levels.items()}
+    changes = [{"time_s": START_S + 10, "verdict": "SLOWER", "summary": ""}]
+    whole.note(gates=gates, power_verdicts=changes)
+    data = read_run(whole)
+    assert [mark["text"] for mark in verdict_marks(data)] == ["c SAID", "d SAID", "e SAID", "power SLOWER"]
+    drawn = charts.svg(charts.lines(data.progress, "tok_s", "tokens a second", verdict_marks(data)))
+    places = re.findall(r'transform="translate\(([^)]*)\)"[^>]*>(?:[a-e] SAID|power SLOWER)<', drawn)
+    assert len(places) == 4 == len(set(places))
+
+
+def test_calibration_ticks_are_the_levels_measured():
+    windows = [{"concurrency": c, "tok_s": 10.0 * c} for c in (2, 3, 4)]
+    drawn = charts.svg(charts.calibration(windows, [3.0]))
+    assert {"2", "3", "4"} <= set(re.findall(r">([\d.]+)</text>", drawn))
+    assert not re.search(r">[23]\.\d+</text>", drawn)
+
+
+@pytest.mark.parametrize(("seconds", "unit"), [(90, "seconds"), (1500, "minutes"), (9000, "hours")])
+def test_a_forecast_is_told_in_a_unit_that_fits(whole, seconds, unit):
+    write_json(whole.forecast, {"forecasts": [{"made_s": START_S, "time_s": [seconds, seconds / 2, seconds]}]})
+    text = render(read_run(whole))
+    assert f"{unit.capitalize()} in all" in text and f"median, {unit}" in text and f"{unit} into the run" in text
 
 
 @pytest.mark.parametrize("missing", ["power", "calibration", "forecast", "record", "spec", "progress", "chunks", "all"])
