@@ -24,6 +24,9 @@ BINS = 48
 FONT_PX = 13
 """A phone shows a picture at about 60 % of its width; 8 px can still be read."""
 
+LANES, LANE_PX = 6, 12
+"""Labels of verdicts are written in so many lanes."""
+
 Chart = Any
 
 
@@ -90,7 +93,10 @@ def lines(
     x = alt.X("t:T", title=None, scale=alt.Scale(type="utc"), axis=alt.Axis(tickCount=6, labelOverlap=True))
     y = alt.Y("v:Q", title=title, axis=alt.Axis(format="~s", tickCount=5))
     line = alt.Chart(alt.InlineData(values=rows)).mark_line(color=color, strokeWidth=1.5).encode(x=x, y=y)
-    return line + _mark(marks, "t:T") if marks else line
+    if not marks:
+        return line
+    middle_ms = 500 * (float(known["time_s"].min()) + float(known["time_s"].max()))  # type: ignore[arg-type]
+    return line + _mark([{**mark, "left": mark["t"] > middle_ms} for mark in marks], "t:T")
 
 
 def stacked(*charts: Chart | None) -> Chart | None:
@@ -104,7 +110,9 @@ def calibration(windows: list[dict[str, Any]], chosen: list[float]) -> Chart | N
     if not windows:
         return None
     data = alt.InlineData(values=windows)
-    x = alt.X("concurrency:Q", title="requests in flight a server", scale=alt.Scale(zero=False))
+    levels = sorted({int(row["concurrency"]) for row in windows if row.get("concurrency") is not None})
+    axis = alt.Axis(values=levels, format="d", labelOverlap=True)
+    x = alt.X("concurrency:Q", title="requests in flight a server", scale=alt.Scale(zero=False), axis=axis)
     points = (
         alt.Chart(data)
         .mark_point(color=FIRST, filled=True, size=45)
@@ -114,16 +122,16 @@ def calibration(windows: list[dict[str, Any]], chosen: list[float]) -> Chart | N
     return points + _mark(marks, "c:Q") if marks else points
 
 
-def forecast(rows: list[dict[str, Any]]) -> Chart | None:
-    """Each forecast's median and 90 % interval of the end, against the end that came."""
+def forecast(rows: list[dict[str, Any]], unit: str = "hours") -> Chart | None:
+    """Each forecast's median and 90 % interval of the end, against the end that came; all in `unit`."""
     if not rows:
         return None
     data = alt.InlineData(values=rows)
-    x = alt.X("made:Q", title="hours into the run", axis=alt.Axis(tickCount=6, labelOverlap=True))
+    x = alt.X("made:Q", title=f"{unit} into the run", axis=alt.Axis(tickCount=6, labelOverlap=True))
     bars = (
         alt.Chart(data)
         .mark_rule(color=FIRST, strokeWidth=3)
-        .encode(x=x, y=alt.Y("low:Q", title="hours in all"), y2="high:Q")
+        .encode(x=x, y=alt.Y("low:Q", title=f"{unit} in all"), y2="high:Q")
     )
     points = alt.Chart(data).mark_point(color=FIRST, filled=True, size=50).encode(x=x, y="median:Q")
     real = [row for row in rows if row.get("real") is not None][:1]
@@ -134,11 +142,20 @@ def forecast(rows: list[dict[str, Any]]) -> Chart | None:
 
 
 def _mark(rows: list[dict[str, Any]], field: str) -> Chart:
-    """Vertical rules with a label; `level` colours them."""
-    for row in rows:
-        row.setdefault("color", LEVELS.get(str(row.get("level")), INK))
-    base = alt.Chart(alt.InlineData(values=rows))
+    """Vertical rules with a label; `level` colours them, `left` puts the label left of its rule.
+
+    Neighbours' labels lie in different lanes, one below the other, so that they can be read where rules are close.
+    """
+    name = field.partition(":")[0]
+    shown = [
+        {**row, "color": row.get("color", LEVELS.get(str(row.get("level")), INK)), "lane": index % LANES}
+        for index, row in enumerate(sorted(rows, key=lambda row: float(row[name])))
+    ]
     color = alt.Color("color:N", scale=None)
-    rule = base.mark_rule(strokeDash=[4, 3]).encode(x=field, color=color)
-    text = base.mark_text(align="left", dx=4, y=6, fontSize=10).encode(x=field, text="text:N", color=color)
-    return rule + text
+    chart = alt.Chart(alt.InlineData(values=shown)).mark_rule(strokeDash=[4, 3]).encode(x=field, color=color)
+    for lane, left in sorted({(row["lane"], bool(row.get("left"))) for row in shown}):
+        mine = [row for row in shown if (row["lane"], bool(row.get("left"))) == (lane, left)]
+        place: dict[str, Any] = {"align": "right", "dx": -4} if left else {"align": "left", "dx": 4}
+        text = alt.Chart(alt.InlineData(values=mine)).mark_text(y=6 + LANE_PX * lane, fontSize=10, **place)
+        chart += text.encode(x=field, text="text:N", color=color)
+    return chart

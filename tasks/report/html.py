@@ -26,6 +26,9 @@ from tasks.runs import RunPaths, write_atomic
 
 Table = list[dict[str, Any]]
 
+ALARMS = ("critical", "warning")
+"""Levels that a person should look at, worst first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -96,11 +99,7 @@ def lengths(data: RunData, found: Figures) -> Section:
 
 def over_time(data: RunData, found: Figures) -> Section:
     """Throughput, watts and acceptance length, with the verdicts marked."""
-    marks = [
-        {"t": report["time_s"] * 1000, "text": str(report.get("verdict")), "level": report.get("level")}
-        for report in data.fact("gates").values()
-        if isinstance(report, Mapping) and isinstance(report.get("time_s"), (int, float))
-    ]
+    marks = verdict_marks(data)
     progress = thinned(data.progress, ["tok_s", "power_w", "accept_length", "reject_rate"])
     watts = data.power.drop_nulls("watts")
     total = watts.group_by((watts["time_s"].floor()).alias("time_s")).agg(watts=watts_sum()).sort("time_s")
@@ -110,7 +109,19 @@ def over_time(data: RunData, found: Figures) -> Section:
         charts.lines(power, "watts", "watts", marks, charts.SECOND),
         charts.lines(progress, "accept_length", "acceptance length"),
     )
-    return Section("Throughput and watts", pictures=_pictures(("Over time (UTC), verdicts marked", chart)))
+    caption = "Over time (UTC); warnings, critical verdicts and changes of the power verdict are marked"
+    return Section("Throughput and watts", pictures=_pictures((caption, chart)))
+
+
+def verdict_marks(data: RunData) -> list[dict[str, Any]]:
+    """Labelled times of what a person should look at: gates that warned or worse, and changes during generation."""
+    found = [(name, r) for name, r in _gates(data) if r.get("level") in ALARMS]
+    found += [("power", change) for change in _items(data.record.get("power_verdicts"))]
+    return [
+        {"t": r["time_s"] * 1000, "text": f"{name} {r.get('verdict')}", "level": r.get("level")}
+        for name, r in found
+        if isinstance(r.get("time_s"), (int, float))
+    ]
 
 
 def watts_sum() -> Any:
@@ -128,8 +139,7 @@ def gates(data: RunData, found: Figures) -> Section:
             "mode": r.get("mode"),
             "found": r.get("summary"),
         }
-        for name, r in data.fact("gates").items()
-        if isinstance(r, Mapping)
+        for name, r in _gates(data)
     ]
     return Section("Verdicts", tables=(("", rows),))
 
@@ -162,13 +172,19 @@ def forecasts(data: RunData, found: Figures) -> Section:
         into = max(0.0, made - start) if isinstance(made, (int, float)) and start else 0.0
         whole = item.get("total_s") or [into + float(v) for v in item["time_s"]]
         median, low, high = (float(v) for v in whole)
-        row = {"made": into / 3600, "median": median / 3600, "low": low / 3600, "high": high / 3600}
-        rows.append(row | {"real": real / 3600 if real else None, "remaining prompts": item.get("remaining_prompts")})
+        rows.append({"made": into, "median": median, "low": low, "high": high, "real": real})
+    unit, seconds = _unit(max((float(v) for row in rows for v in row.values() if v is not None), default=0.0))
+    scaled = [{name: None if v is None else float(v) / seconds for name, v in row.items()} for row in rows]
+    remaining = [item.get("remaining_prompts") for item in data.forecasts]
+    table = [
+        {**{f"{name}, {unit}": _round(v) for name, v in row.items()}, "remaining prompts": left}
+        for row, left in zip(scaled, remaining, strict=True)
+    ]
     return Section(
         "Forecast against reality",
-        "Hours in all: median and 90 % interval of each forecast; the dashed line is what it took.",
-        _pictures(("", charts.forecast([dict(row) for row in rows]))),
-        (("", [{name: _round(value) for name, value in row.items()} for row in rows]),),
+        f"{unit.capitalize()} in all: median and 90 % interval of each forecast; the dashed line is what it took.",
+        _pictures(("", charts.forecast(scaled, unit))),
+        (("", table),),
     )
 
 
@@ -258,9 +274,23 @@ def _same_columns(rows: Table) -> Table:
     return [{name: row.get(name, "") for name in names} for row in rows]
 
 
-def _verdict(data: RunData) -> str:
-    levels = {str(r.get("level")) for r in data.fact("gates").values() if isinstance(r, Mapping)}
-    return next((level for level in ("critical", "warning", "unknown", "ok") if level in levels), "unknown")
+def _gates(data: RunData) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(name, report) for name, report in data.fact("gates").items() if isinstance(report, Mapping)]
+
+
+def _verdict(data: RunData) -> tuple[str, str]:
+    """(worst level, badge text); the badge names the gates that warned or worse."""
+    levels = {str(report.get("level")) for _, report in _gates(data)}
+    worst = next((level for level in (*ALARMS, "unknown", "ok") if level in levels), "unknown")
+    names = [name for name, report in _gates(data) if report.get("level") == worst]
+    return worst, f"{worst}: {', '.join(names)}" if worst in ALARMS else worst
+
+
+def _unit(longest_s: float) -> tuple[str, float]:
+    """(name, seconds) of the unit in which a time up to `longest_s` reads well."""
+    if longest_s < 120:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if longest_s < 3600 else ("hours", 3600.0)
 
 
 def _first_time(data: RunData) -> float | None:
