@@ -388,9 +388,7 @@ def main() -> int:
         run(bench, arguments.sections.split(","))
         bench.save()
         kept = arguments.out.parent / "serving-logs"
-        for log in sorted(
-            Path(work).glob("runs/*/logs/*.log")
-        ):  # for a person; results in the repository are the JSON file only
+        for log in sorted(Path(work).glob("runs/*/logs/*.log")):
             kept.mkdir(parents=True, exist_ok=True)
             data = log.read_bytes()
             (kept / f"{log.parents[1].name}-{log.name}").write_bytes(data[-200_000:])
