@@ -30,13 +30,13 @@ def test_the_wheel_holds_flows_and_tasks_with_their_data(wheel: Path) -> None:
 @pytest.mark.parametrize("name", ["tests", "deployments", "docs"])
 def test_an_editable_install_exposes_nothing_else_of_the_repository(name: str, tmp_path: Path) -> None:
     code = "import sys, importlib.util as u; s = u.find_spec(sys.argv[1]); print(s and [*s.submodule_search_locations])"
-    ran = subprocess.run([sys.executable, "-c", code, name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-I", "-c", code, name], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert str(REPOSITORY) not in ran.stdout
 
 
 def test_flows_and_tasks_are_those_of_this_repository(tmp_path: Path) -> None:
     code = "import flows, tasks; print(flows.__file__, tasks.__file__)"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert all(Path(path).is_relative_to(REPOSITORY) for path in ran.stdout.split()), ran.stdout
 
 
