@@ -8,6 +8,7 @@ The flow runs in this process; the servers run under supervisors that end them w
 import asyncio
 import contextlib
 import errno
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ RESULT = ("run_id", "run_dir", *COUNTS)
 def job_path() -> Path:
     """deployments/demo.yaml of the clone, or the copy inside an installed package. Raises SpecError."""
     here = Path(__file__).resolve().parent
-    for path in (here.parent / "deployments" / "demo.yaml", here / "demo.yaml"):
+    installed = Path(sysconfig.get_path("data")) / "share" / "drafter-regen" / "demo.yaml"
+    for path in (here.parent / "deployments" / "demo.yaml", installed):
         if path.is_file():
             return path
     raise SpecError(f"the demo's job file is not in {here}; install the package again, or use a clone")

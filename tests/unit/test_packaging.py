@@ -1,5 +1,6 @@
 """What an install exposes and what the lock files hold."""
 
+import os
 import re
 import subprocess
 import sys
@@ -23,14 +24,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_flows_and_tasks_with_their_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"flows", "tasks"}
-    assert {"flows/demo_prompts.jsonl", "flows/demo.yaml"} <= set(names)
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name and ".data/" not in name} == {
+        "flows",
+        "tasks",
+    }
+    assert "flows/demo_prompts.jsonl" in names
+    assert any(name.endswith(".data/data/share/drafter-regen/demo.yaml") for name in names)
+
+
+def test_the_console_command_starts_from_anywhere(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [str(Path(sys.executable).parent / "regen"), "--help"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "regen demo --limit 8" in ran.stdout
 
 
 @pytest.mark.parametrize("name", ["tests", "deployments", "docs"])
 def test_an_editable_install_exposes_nothing_else_of_the_repository(name: str, tmp_path: Path) -> None:
     code = "import sys, importlib.util as u; s = u.find_spec(sys.argv[1]); print(s and [*s.submodule_search_locations])"
-    ran = subprocess.run([sys.executable, "-I", "-c", code, name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", code, name], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert str(REPOSITORY) not in ran.stdout
 
 
