@@ -51,8 +51,9 @@ async def regen(
         publish=publish,
     )
     summary = await one_run(spec)
-    if summary["adopted"]:  # what came in since the adopted run had read its sources
-        return stages.add_up(summary, await one_run(spec))
+    if summary["adopted"]:  # what came in since the adopted run had read its sources; failures were asked again there
+        once = generation.model_copy(update={"retry_failed": False})
+        return stages.add_up(summary, await one_run(spec.model_copy(update={"generation": once})))
     return summary
 
 

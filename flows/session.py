@@ -67,7 +67,9 @@ async def open_session(spec: RegenSpec) -> AsyncIterator[Session]:
     )
     holder = f"{host_name()}:{os.getpid()}:{paths.run_id}"
     refuse_other_identity(store, identity, digest)
-    with hold_lease(store, holder=holder, seconds=spec.publish.lease_s) as lease:
+    with contextlib.ExitStack() as stack:
+        # In a thread: it may wait for a holder that may be dead, and a cancel must get through meanwhile.
+        lease = await asyncio.to_thread(stack.enter_context, hold_lease(store, holder, spec.publish.lease_s))
         begin_run(paths, run_description(spec, identity, digest))
         facts = read_json(paths.record) if paths.record.exists() else {}
         run = Session(spec, paths, target, store, lease, adopted, identity, digest, facts)
