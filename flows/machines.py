@@ -167,7 +167,9 @@ def live_power(run: Session, rig: Rig, fleet: Fleet) -> LiveWatch | None:
     marks: list[dict[str, Any]] = []
 
     def changed(report: GateReport) -> None:
-        marks.append({"time_s": time.time(), "verdict": report.verdict, "summary": report.summary})
+        marks.append(
+            {"time_s": time.time(), "verdict": report.verdict, "level": report.level, "summary": report.summary}
+        )
         run.note(power_verdicts=marks)
         ui.event("regen.power", {"verdict": report.verdict, "level": report.level.value, "summary": report.summary})
 
