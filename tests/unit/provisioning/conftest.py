@@ -15,3 +15,6 @@ def node_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "node"
     monkeypatch.setenv("REGEN_STATE_DIR", str(folder))
     return folder
+
+
+from provisioning_fleets import bench  # noqa: E402, F401 - the fixture of the fleet tests
