@@ -1,6 +1,9 @@
 """Column stores: Parquet row groups and Arrow record batches, read a unit at a time."""
 
 from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tasks.errors import DatasetError
 from tasks.validation.canonical import ANSWER_COLUMNS
-from tasks.validation.levels import list_batches
+from tasks.validation.lists import list_batches
 from tasks.validation.reasons import Reason, RowError
 from tasks.validation.units import Source, Unit
 
@@ -45,18 +48,46 @@ def group_rows(source: Source) -> list[int]:
             with pq.ParquetFile(source.path) as file:
                 return [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         with pa.memory_map(source.path) as mapped:
-            return [len(batch) for batch in arrow_batches(mapped)]
+            reader = open_arrow(mapped)
+            if isinstance(reader, pa.ipc.RecordBatchFileReader):
+                return [len(reader.get_batch(i)) for i in range(reader.num_record_batches)]
+        return [rows for _, rows in _stream_index(source.path)]
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(source, error) from error
 
 
-def arrow_batches(file: pa.NativeFile) -> Iterator[pa.RecordBatch]:
-    """Record batches of an Arrow file or stream, without a copy where `file` is mapped."""
-    reader = open_arrow(file)
+def _stream_index(path: str) -> list[tuple[int, int]]:
+    """(place in the file, rows) of every record batch of an Arrow stream."""
+    facts = Path(path).stat()
+    return _indexed(path, facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _indexed(path: str, _size: int, _mtime_ns: int) -> list[tuple[int, int]]:
+    """A stream has no index of its own; without one, every unit would read all that lies before it."""
+    found = []
+    with pa.memory_map(path) as mapped:
+        reader = open_arrow(mapped)
+        while True:
+            place = mapped.tell()
+            try:
+                found.append((place, len(reader.read_next_batch())))
+            except StopIteration:
+                return found
+
+
+def _arrow_batches(mapped: pa.NativeFile, unit: Unit) -> Iterator[pa.RecordBatch]:
+    """The unit's record batches, in place in the mapped file."""
+    reader, groups = open_arrow(mapped), unit.groups
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
-        yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+        yield from map(reader.get_batch, groups)
+    elif any(pa.types.is_dictionary(field.type) for field in reader.schema):
+        yield from islice(reader, groups[0], groups[-1] + 1)  # its values come in messages of their own
     else:
-        yield from reader
+        index = _stream_index(unit.source.path)
+        for group in groups:
+            mapped.seek(index[group][0])
+            yield pa.ipc.read_record_batch(pa.ipc.read_message(mapped), reader.schema)
 
 
 def batches(unit: Unit, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -69,11 +100,7 @@ def batches(unit: Unit, columns: list[str]) -> Iterator[pa.RecordBatch]:
                 yield from file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
             return
         with pa.memory_map(source.path) as mapped:
-            for index, batch in enumerate(arrow_batches(mapped)):
-                if index > unit.groups[-1]:
-                    return
-                if index >= unit.groups[0]:
-                    yield batch.select(columns)
+            yield from (batch.select(columns) for batch in _arrow_batches(mapped, unit))
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(source, error) from error
 

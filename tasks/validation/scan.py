@@ -21,7 +21,7 @@ def scan_units(
     found: Iterable[Unit], rules: TokenRules, workers: int | None = None, done: Callable[[Unit], None] | None = None
 ) -> Iterator[TokenPart]:
     """Judge tokenized units; parts come back in order. At most two units a thread are in memory."""
-    threads = workers or min(os.cpu_count() or 1, 8)
+    threads = workers or min(len(os.sched_getaffinity(0)), 8)
     waiting: deque[tuple[Unit, Future[list[TokenPart]]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="scan") as pool:
         for unit in found:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.validation.columns import batches, token_batches
-from tasks.validation.levels import OtherLayoutError, list_batches, row_starts
+from tasks.validation.columns import batches, group_rows, token_batches
+from tasks.validation.levels import OtherLayoutError, row_starts
+from tasks.validation.lists import list_batches
 from tasks.validation.units import Source, Unit
 
 LISTS = ["input_ids", "loss_mask"]
@@ -99,10 +100,42 @@ def test_large_row_groups_are_streamed_by_arrow(tmp_path: Path, monkeypatch: pyt
     expected = table([30, 40], IDS["open"], pa.int8())
     pq.write_table(expected, tmp_path / "a.parquet")
     unit = unit_of(tmp_path / "a.parquet", 2)
-    monkeypatch.setattr("tasks.validation.levels.MOST_VALUES", 69)
+    monkeypatch.setattr("tasks.validation.lists.MOST_VALUES", 69)
     with pytest.raises(OtherLayoutError, match="too large"):
         list(list_batches(unit.source.path, unit.groups, LISTS, []))
     assert read(token_batches(unit, LISTS, ["id"])) == expected.select([*LISTS, "id"]).to_pylist()
+
+
+def test_ordinary_rows_are_found_without_a_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = table([40, 16, 900, 70_000, 33] * 40, IDS["open"], pa.int8())
+    pq.write_table(expected, tmp_path / "a.parquet")
+    monkeypatch.setattr("tasks.validation.levels._walked_runs", None)
+    assert read(list_batches(str(tmp_path / "a.parquet"), [0], LISTS, [])) == expected.select(LISTS).to_pylist()
+
+
+def test_batches_are_cut_at_a_number_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table([10] * 30, IDS["open"], pa.int8()), tmp_path / "a.parquet")
+    monkeypatch.setattr("tasks.validation.lists.BATCH_VALUES", 100)
+    found = list(list_batches(str(tmp_path / "a.parquet"), [0], LISTS, []))
+    assert [len(batch) for batch in found] == [8, 8, 8, 6]
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+@pytest.mark.parametrize("names", [pa.string(), pa.dictionary(pa.int32(), pa.string())], ids=["plain", "dictionary"])
+def test_units_of_arrow_are_read_in_any_order(tmp_path: Path, kind: str, names: pa.DataType) -> None:
+    expected = table(list(range(1, 21)), IDS["open"], pa.int8())
+    expected = expected.set_column(0, "id", expected.column("id").cast(names).combine_chunks())
+    path = str(tmp_path / "a.arrow")
+    writer = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with pa.OSFile(path, "wb") as sink, writer(sink, expected.schema) as out:
+        for batch in expected.to_batches(max_chunksize=3):
+            out.write_batch(batch)
+    source = Source(0, path, path, "arrow", tokenized=True)
+    assert group_rows(source) == [3] * 6 + [2]
+    for groups in ((5, 6), (0,), (2, 3, 4)):
+        first, last = groups[0] * 3, min(groups[-1] * 3 + 3, 20)
+        found = read(batches(Unit(0, source, first, last - first, 1, groups=groups), ["id", *LISTS]))
+        assert found == expected.slice(first, last - first).to_pylist()
 
 
 @given(st.binary(max_size=40), st.integers(1, 60))
