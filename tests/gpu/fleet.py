@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The request pool on real servers: its speed beside SGLang's own benchmark client, and a fleet that loses a server.
 
-    python3 tests/gpu/fleet.py --model MODELS/shape-qwen3.6-27b --out tests/gpu/results/fleet.json [--gpus 2]
+    python3 tests/gpu/fleet.py --model MODELS/shape-qwen3.6-27b --out fleet.json [--gpus 2] [--prompts 256]
 
 One start of one server a GPU (27B shape, dummy weights, MTP with simulated acceptance 3: the text means nothing, the
 work is real). Sections:
@@ -43,7 +43,7 @@ from tasks.target.load import load_target
 from tasks.validation.run import validate
 from tasks.validation.settings import SourceSettings
 
-IN_FLIGHT, TOKENS, PROMPTS, PAIRS = 32, 256, 64, 3
+IN_FLIGHT, TOKENS, PAIRS = 32, 256, 3
 WORDS = [
     "river",
     "stone",
@@ -77,7 +77,8 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, work: Path) -> None:
         self.model, self.work, self.out = arguments.model.resolve(), work, arguments.out
         self.target = load_target(TargetSettings(model=str(self.model)))
-        self.result: dict[str, Any] = {"in_flight": IN_FLIGHT, "tokens": TOKENS, "prompts": PROMPTS, "failed": []}
+        self.count = arguments.prompts
+        self.result: dict[str, Any] = {"in_flight": IN_FLIGHT, "tokens": TOKENS, "prompts": self.count, "failed": []}
 
     def save(self, **facts: Any) -> None:
         """Merge and write."""
@@ -123,15 +124,15 @@ def measured(server: Server, work: Any) -> tuple[float, float]:
     return (read_service_sample_sync(server).generated_tokens_total or 0.0) - before, seconds
 
 
-def with_pool(bench: Bench, server: Server, name: str) -> dict[str, float]:
-    """All prompts through the pool."""
-    paths = bench.prompts(name, PROMPTS)
+def with_pool(bench: Bench, server: Server, name: str, count: int) -> dict[str, float]:
+    """`count` prompts through the pool."""
+    paths = bench.prompts(name, count)
 
     async def work() -> None:
         engine = bench.engine(paths, [server])
         engine.start()
         try:
-            while (progress := engine.progress()).done + progress.failed < PROMPTS:
+            while (progress := engine.progress()).done + progress.failed < count:
                 await asyncio.sleep(0.02)
         finally:
             await engine.stop()
@@ -142,9 +143,9 @@ def with_pool(bench: Bench, server: Server, name: str) -> dict[str, float]:
 
 def with_theirs(bench: Bench, server: Server, name: str) -> dict[str, float]:
     """The same through SGLang's own client; its own figure, which leaves its start-up out."""
-    paths, found = bench.prompts(name, PROMPTS), bench.work / f"{name}.out"
+    paths, found = bench.prompts(name, bench.count), bench.work / f"{name}.out"
     command = [sys.executable, "-m", "sglang.benchmark.serving", "--backend", "sglang-oai-chat"]
-    command += ["--base-url", server.base_url, "--dataset-name", "custom", "--num-prompts", str(PROMPTS)]
+    command += ["--base-url", server.base_url, "--dataset-name", "custom", "--num-prompts", str(bench.count)]
     command += ["--dataset-path", str(paths.run_dir / "bench.jsonl"), "--sharegpt-output-len", str(TOKENS)]
     command += ["--max-concurrency", str(IN_FLIGHT), "--model", server.model, "--tokenizer", str(bench.model)]
     command += ["--output-file", str(found), "--disable-tqdm", "--warmup-requests", "0", "--seed", "1"]
@@ -159,10 +160,10 @@ def with_theirs(bench: Bench, server: Server, name: str) -> dict[str, float]:
 def pool(bench: Bench, fleet: Fleet) -> None:
     """Alternating pairs on the first server."""
     server = fleet.servers[0]
-    with_pool(bench, server, "warm")
+    with_pool(bench, server, "warm", 64)
     pairs: list[dict[str, Any]] = []
     for number in range(PAIRS):
-        ours = with_pool(bench, server, f"ours-{number}")
+        ours = with_pool(bench, server, f"ours-{number}", bench.count)
         theirs = with_theirs(bench, server, f"theirs-{number}")
         pairs.append({"ours": ours, "theirs": theirs, "ratio": ours["tok_s"] / theirs["tok_s"]})
         print(f"    pair {number}: {json.dumps(pairs[-1])}", flush=True)
@@ -215,6 +216,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True, help="shape-qwen3.6-27b of make_models.py")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=256, help="of one run: 256 take about 35 s")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
