@@ -11,6 +11,9 @@ from tasks.validation.thrift import varint
 ONE_BYTE_PACKED = 3
 """Header of a packed run of eight values: a row start and what follows it."""
 
+ROW_THEN_SEVEN = 0xFE
+"""Such a run's values where a row begins: level 0, then seven times 1."""
+
 
 class OtherLayoutError(ValueError):
     """The column is laid out in a way that only Arrow reads."""
@@ -51,16 +54,32 @@ def row_starts(levels: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     begins, payload = ends - counts, at_run + width
     if not len(ends) or ends[-1] < count:
         raise OtherLayoutError("the repetition levels end too early")
-    zeros = ~packed & (padded[payload] == 0)
-    groups = number[packed]
+    first = padded[payload]
+    if np.array_equal(packed, first == ROW_THEN_SEVEN) and (number[packed] == 1).all() and first.all():
+        found = begins[packed]
+    else:
+        found = _zeros(padded, begins, counts, payload, packed)
+    return np.asarray(found[: int(np.searchsorted(found, count))])
+
+
+def _zeros(
+    padded: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    payload: NDArray[np.int64],
+    packed: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Positions of level 0 in any runs."""
+    groups = counts[packed] >> 3
     within = _within(groups)
     flags = np.unpackbits(padded[np.repeat(payload[packed], groups) + within], bitorder="little")
     zero_bits = np.flatnonzero(flags == 0)
     found = (np.repeat(begins[packed], groups) + 8 * within)[zero_bits >> 3] + (zero_bits & 7)
+    zeros = ~packed & (padded[payload] == 0)
     if zeros.any():
         single = np.repeat(begins[zeros], counts[zeros]) + _within(counts[zeros])
         found = np.sort(np.concatenate((found, single)))
-    return np.asarray(found[: int(np.searchsorted(found, count))])
+    return np.asarray(found)
 
 
 def _guessed_runs(padded: NDArray[np.uint8], size: int) -> NDArray[np.int64]:

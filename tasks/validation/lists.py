@@ -42,12 +42,12 @@ class _Scratch(threading.local):
     """One thread's buffer for pages without levels, used again for every unit: fresh memory costs a page fault."""
 
     def __init__(self) -> None:
-        self.buffer = memoryview(b"")
+        self.buffer = np.zeros(0, np.uint8)
 
-    def room(self, size: int) -> memoryview:
+    def room(self, size: int) -> NDArray[np.uint8]:
         """At least `size` writable bytes, with whatever they held before."""
         if len(self.buffer) < size:
-            self.buffer = memoryview(bytearray(size))
+            self.buffer = np.empty(size, np.uint8)
         return self.buffer
 
 
@@ -58,16 +58,16 @@ _scratch = _Scratch()
 class _Pages:
     """A flat file in the making: what it holds ends at `end`."""
 
-    out: memoryview
+    out: NDArray[np.uint8]
     end: int = 0
 
     def add(self, *parts: bytes | memoryview) -> None:
-        """Append bytes."""
+        """Append bytes. (numpy copies without the interpreter's lock, which a memoryview keeps.)"""
         for part in parts:
             after = self.end + len(part)
             if after > len(self.out):
                 raise OtherLayoutError("the pages are larger than the footer says")
-            self.out[self.end : after] = part
+            self.out[self.end : after] = np.frombuffer(part, np.uint8)
             self.end = after
 
 
