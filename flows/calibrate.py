@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows import machines, stages
+from flows import machines, plain_logs, stages
 from flows.hooks import end_leftovers, run_name
 from flows.mtp_steps import compare_steps, with_steps
 from flows.session import open_session
@@ -20,6 +20,8 @@ from tasks.settings import SamplingSettings, TargetSettings
 from tasks.tokenization.settings import TokenizationSettings
 from tasks.upload.settings import PublishSettings
 from tasks.validation.settings import SourceSettings
+
+plain_logs.install()
 
 
 @flow(

@@ -193,11 +193,21 @@ def _start_kept(server: LocalPrefect, port: int) -> None:
     _await_ready(server, process)
 
 
+def _last_words(server: LocalPrefect) -> str:
+    """What its log says last about an error, such as a full disk."""
+    assert server.log_path is not None
+    with contextlib.suppress(OSError):
+        lines = server.log_path.read_text(errors="replace").splitlines()[-200:]
+        said = [line.strip() for line in lines if "Error" in line.split(":", 1)[0].rsplit(" ", 1)[-1]]
+        return f" ({said[-1][:200]})" if said else ""
+    return ""
+
+
 def _await_ready(server: LocalPrefect, running: "Running | subprocess.Popen[bytes]") -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if running.poll() is not None:
-            raise ControlPlaneError(f"the Prefect server ended at start; read {server.log_path}")
+            raise ControlPlaneError(f"the Prefect server ended at start{_last_words(server)}; read {server.log_path}")
         if answers(server.api_url):
             return
         time.sleep(0.2)

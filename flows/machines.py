@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.approval import approved
-from flows.reporter import Reporter
+from flows.reporter import Reporter, seconds_before
 from flows.session import Session
 from flows.stages import Made, Prompts, judge, judged
 from tasks.calibration.forecast import Rates
@@ -136,12 +136,13 @@ async def engine(run: Session, fleet: Fleet, rig: Rig, prompts: Prompts) -> Asyn
     )
     await asyncio.to_thread(pool.start)
     fleet.subscribe(pool)
-    watched = Watched(pool, rig, spec.sampling.max_tokens, run.paths.forecast)
+    progress_path = run.paths.run_dir / "progress.jsonl"
+    watched = Watched(pool, rig, spec.sampling.max_tokens, run.paths.forecast, seconds_before(progress_path))
     live = live_power(run, rig, fleet)
     work = Work(pool, watched, live, time.monotonic())
     try:
         with contextlib.ExitStack() as stack:
-            reporter = Reporter(run.paths.run_dir / "progress.jsonl", watched.read)
+            reporter = Reporter(progress_path, watched.read)
             stack.enter_context(ui.LiveProgress("progress", reporter.line))
             stack.enter_context(reporter)  # ends first: the card's last update then has the last reading
             if live is not None:
@@ -177,12 +178,19 @@ def live_power(run: Session, rig: Rig, fleet: Fleet) -> LiveWatch | None:
 
 
 class Watched:
-    """Progress with what only the flow can add: watts from the sampler, and an ETA once calibration gave rates."""
+    """Progress with what only the flow can add: watts from the sampler, the time that earlier invocations of this run
+    spent, and an ETA once calibration gave rates.
+    """
 
-    def __init__(self, pool: Engine, rig: Rig, max_tokens: int, path: Path) -> None:
+    def __init__(self, pool: Engine, rig: Rig, max_tokens: int, path: Path, earlier_s: float = 0.0) -> None:
         self.outlook: Outlook | None = None
         self._pool, self._rig, self._max_tokens, self._path = pool, rig, max_tokens, path
-        self._began_s = time.time()
+        self._began_s, self._earlier_s = time.time(), earlier_s
+
+    def plain(self) -> Progress:
+        """The pool's progress; `elapsed_s` counts every invocation of the run, as deadlines and costs do."""
+        progress = self._pool.progress()
+        return replace(progress, elapsed_s=progress.elapsed_s + self._earlier_s)
 
     def expect(self, rates: Rates) -> None:
         """Estimate the end from now on."""
@@ -190,7 +198,7 @@ class Watched:
 
     def read(self) -> Progress:
         """One reading; called from the reporter's thread every few seconds."""
-        progress = self._pool.progress()
+        progress = self.plain()
         power_w = self._rig.sampler.mean_power_w(max(self._began_s, time.time() - POWER_WINDOW_S))
         j_per_token = power_w / progress.tok_s if power_w is not None and progress.tok_s > 0 else None
         if self.outlook is not None:
@@ -250,7 +258,7 @@ async def forecast_against_budget(run: Session, rig: Rig, work: Work, found: Cal
     """When will it end and what will it cost; may the run go on?"""
     if run.spec.budget.deadline_h is not None or run.spec.budget.max_cost is not None:
         await some_finished(work.pool)
-    progress = work.pool.progress()
+    progress = work.watched.plain()
     rates = rates_from(found, run.spec.budget, len(rig.infos), progress.tok_s)
     work.watched.expect(rates)
     report = await forecast_gate(
@@ -262,10 +270,10 @@ async def forecast_against_budget(run: Session, rig: Rig, work: Work, found: Cal
 async def some_finished(pool: Engine) -> None:
     """Until answers have ended here. A cached calibration makes none, and a forecast of nothing would pass the budget.
 
-    Ends too when nothing is left, when the pool failed (its chunks raise why), and after DRAIN_S.
+    Ends too when nothing is left and when the pool failed (its chunks raise why). Generation goes on meanwhile, so that
+    waiting costs nothing, however long the first answers are.
     """
-    deadline_s = time.monotonic() + DRAIN_S
-    while not pool.failed and pending(pool.progress()) and time.monotonic() < deadline_s:
+    while not pool.failed and pending(pool.progress()):
         if len(pool.lengths()[0]) >= FEWEST_ENDED:
             return
         await asyncio.sleep(0.2)

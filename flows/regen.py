@@ -4,7 +4,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows import machines, stages
+from flows import machines, plain_logs, stages
 from flows.hooks import end_leftovers, run_name
 from flows.session import open_session
 from flows.spec import RegenSpec
@@ -16,6 +16,8 @@ from tasks.settings import SamplingSettings, TargetSettings
 from tasks.tokenization.settings import TokenizationSettings
 from tasks.upload.settings import PublishSettings
 from tasks.validation.settings import SourceSettings
+
+plain_logs.install()
 
 
 @flow(

@@ -1,5 +1,6 @@
 """One thread tells people how a run goes: progress.jsonl, the terminal, the Prefect card. Never in the token path."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -54,6 +55,18 @@ class Reporter:
         except Exception as error:
             self.errors += 1
             log.warning("progress could not be reported: %s", error)
+
+
+def seconds_before(path: Path) -> float:
+    """Seconds of generation that earlier invocations of a run spent, as the last whole line of progress.jsonl says."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0.0
+    for line in reversed(lines[-3:]):  # a kill may have torn the last one
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return float(json.loads(line)["elapsed_s"])
+    return 0.0
 
 
 def as_row(progress: Progress) -> dict[str, Any]:

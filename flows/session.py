@@ -56,7 +56,6 @@ async def open_session(spec: RegenSpec) -> AsyncIterator[Session]:
     resolved = {"template_sha256": target.template_sha256, "tokenizer_sha256": target.tokenizer_sha256}
     identity, digest = spec.identity(**resolved), spec.identity_digest(**resolved)
     dataset_dir = dataset_folder(spec)
-    paths, adopted = open_run(dataset_dir, identity, digest)
     store = open_store(
         spec.publish.store or dataset_dir,
         endpoint_url=spec.publish.endpoint_url,
@@ -65,8 +64,9 @@ async def open_session(spec: RegenSpec) -> AsyncIterator[Session]:
         part_mb=spec.publish.part_mb,
         credentials=await credentials(spec.publish.credentials_block),
     )
-    holder = f"{host_name()}:{os.getpid()}:{paths.run_id}"
     refuse_other_identity(store, identity, digest)
+    paths, adopted = open_run(dataset_dir, identity, digest)  # after what may refuse: no folder is left behind
+    holder = f"{host_name()}:{os.getpid()}:{paths.run_id}"
     with contextlib.ExitStack() as stack:
         # In a thread: it may wait for a holder that may be dead, and a cancel must get through meanwhile.
         lease = await asyncio.to_thread(stack.enter_context, hold_lease(store, holder, spec.publish.lease_s))

@@ -11,6 +11,7 @@ import polars as pl
 
 from flows.session import Session
 from tasks.errors import DatasetError, GateError
+from tasks.generation.breaker import whole_run
 from tasks.generation.engine import Engine
 from tasks.generation.plan import finished, make_plan
 from tasks.generation.task import generate_chunk
@@ -61,9 +62,15 @@ def judge(run: Session, report: GateReport) -> GateReport:
     """Remember a gate's report; stop the run where the gate says so. Raises GateError with the evidence."""
     keep(run, report.gate, report.as_dict())
     if report.stops:
-        steps = " ".join(report.next_steps[:3])
-        raise GateError(f"the gate {report.gate} says {report.verdict}: {report.summary}. {steps}", report.as_dict())
+        said = (f"the gate {report.gate} says {report.verdict}: {report.summary}", *report.next_steps[:3])
+        raise GateError(" ".join(map(_sentence, said)), report.as_dict())
     return report
+
+
+def _sentence(text: str) -> str:
+    """`text` to stand beside others: an end of its own, and a capital except for the first word of a message."""
+    ended = text if text.endswith((".", "?", "!")) else f"{text}."
+    return ended if text.startswith("the gate ") else ended[:1].upper() + ended[1:]
 
 
 async def judged(run: Session, gate: Awaitable[GateReport]) -> GateReport:
@@ -175,7 +182,13 @@ async def finish_chunk(run: Session, record: ChunkRecord) -> Done:
 
 
 async def publication(run: Session, prompts: Prompts, done: Sequence[Done], made_now: Made) -> dict[str, Any]:
-    """Write the report, then the manifest last; the run is over when the manifest is there."""
+    """Write the report, then the manifest last; the run is over when the manifest is there.
+
+    Raises GateError where too many prompts of the run have failed: nothing is published, and the run can be resumed.
+    """
+    records = [record for record, _ in done]
+    counts = sum(record.done for record in records), sum(record.failed for record in records)
+    judge(run, whole_run(*counts, run.spec.generation.breaker))
     await write_report(run.paths)
     made = await publish(
         run.store, run.paths, [chunk for _, chunk in done], run.facts, run.spec.publish.dataset, run.lease
@@ -184,7 +197,7 @@ async def publication(run: Session, prompts: Prompts, done: Sequence[Done], made
     text = f"Snapshot `{made['snapshot']}`, rows {made['rows']}: `{made['manifest']}`"
     text += f"\n\nCheck it with `regen verify {run.store.url}`."
     ui.markdown("published", text, f"Snapshot {made['snapshot']}")
-    summary = summarize(run, prompts, [record for record, _ in done], made_now, made)
+    summary = summarize(run, prompts, records, made_now, made)
     run.note(summary=summary)
     return summary
 

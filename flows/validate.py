@@ -6,11 +6,14 @@ from typing import Any
 
 from prefect import flow
 
+from flows import plain_logs
 from flows.local_target import local_target
 from tasks.errors import GateError
 from tasks.settings import TargetSettings
 from tasks.validation.settings import SourceSettings
 from tasks.validation.task import validate_sources
+
+plain_logs.install()
 
 
 @flow(name="validate", persist_result=False)

@@ -27,7 +27,9 @@ class CalibrationSettings(Settings):
 class BudgetSettings(Settings):
     """What the forecast is held against."""
 
-    deadline_h: float | None = Field(None, gt=0, title="Deadline", description="Hours from the start of generation.")
+    deadline_h: float | None = Field(
+        None, gt=0, title="Deadline", description="Hours of generation, all starts of a run together."
+    )
     max_cost: float | None = Field(None, gt=0, title="Most cost", description="In the price's currency.")
     price_per_gpu_hour: float | None = Field(None, ge=0, title="Price", description="Of one GPU for an hour.")
     price_per_kwh: float | None = Field(None, ge=0, title="Energy price", description="Of one kWh.")

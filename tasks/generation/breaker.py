@@ -86,6 +86,32 @@ class Breaker:
         )
 
 
+def whole_run(done: int, failed: int, settings: BreakerSettings) -> GateReport:
+    """The same budget held against all prompts of a run, before it is published.
+
+    The window is empty at every start and judges from `min_answers` on, so a run that was stopped and resumed often
+    could end with more failures than it ever saw at once.
+    """
+    total = done + failed
+    over = total >= settings.min_answers and failed > settings.max_bad_share * total
+    return GateReport(
+        "failures",
+        "OVER_BUDGET" if over else "WITHIN_BUDGET",
+        Level.CRITICAL if over else Level.OK,
+        settings.mode,
+        f"{failed:,} of {total:,} prompts have no usable answer ({failed / total if total else 0:.1%})",
+        (),
+        (
+            "read failed.parquet in the run's chunks for the reasons",
+            "run again with --retry-failed (generation.retry_failed) once the cause is mended",
+            f"or raise generation.breaker.max_bad_share ({settings.max_bad_share:g}) if this many failures are meant",
+        )
+        if over
+        else (),
+        {"done": done, "failed": failed},
+    )
+
+
 def _examples(bad: list[Seen], name: str) -> dict[str, object]:
     chosen = [seen for seen in bad if seen.reason == name][-EXAMPLES:]
     return {"examples": [{"prompt_id": s.prompt_id, "server": s.server, "detail": s.detail[:300]} for s in chosen]}

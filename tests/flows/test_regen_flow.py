@@ -137,8 +137,10 @@ async def test_another_identity_is_refused_with_the_field_that_differs(tmp_path:
     write_prompts(tmp_path / "prompts", 0, 10)
     urls = [server.base_url for server in fleet.records()]
     await regen(**spec(tmp_path, urls))
+    runs = sorted((tmp_path / "out" / "set" / "runs").iterdir())
     with pytest.raises(SpecError, match="temperature"):
         await regen(**spec(tmp_path, urls, sampling={"temperature": 0.6}))
+    assert sorted((tmp_path / "out" / "set" / "runs").iterdir()) == runs, "a refused run must leave no folder"
 
 
 async def test_prompts_that_are_all_unusable_end_with_their_reasons(tmp_path: Path) -> None:
