@@ -11,7 +11,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +29,7 @@ from tasks.provisioning.settings import ServingSettings
 from tasks.provisioning.sglang import Blueprint, draw
 from tasks.provisioning.start import Budget, Recipe, Started, Starter, effective_running, kept_arguments
 from tasks.provisioning.supervision import UNREACHABLE_S, HealthMonitor
+from tasks.provisioning.together import Losses, Placed, start_together
 from tasks.records import GpuFacts, Server
 from tasks.runs import RunPaths, read_json
 from tasks.settings import TargetSettings
@@ -215,7 +215,6 @@ def _sglang(opening: _Opening, starter: Starter) -> Fleet:
     serving, paths = opening.serving, opening.paths
     chosen = choose(list(opening.read_gpus()), serving.gpus)
     locks = lock_gpus([gpu.uuid for gpu in chosen], paths.run_id, LOCK_WAIT_S)
-    started: list[tuple[Started, Recipe, tuple[GpuFacts, ...]]] = []
     try:
         # Read again: what a dying run held is free now.
         chosen = choose(list(opening.read_gpus()), serving.gpus)
@@ -226,42 +225,21 @@ def _sglang(opening: _Opening, starter: Starter) -> Fleet:
         placed = groups(chosen, drawn.config.tp)
         recipes = [_recipe(opening, drawn, f"server-{i}", group, limits, locks.fds) for i, group in enumerate(placed)]
         reference = take_reference(starter, recipes[0], opening.say) if serving.mtp.parity_canary else None
-        first = starter.start(recipes[0])
-        started.append((first, recipes[0], placed[0]))
-        assert first.config is not None
-        rest = [replace(recipe, config=first.config) for recipe in recipes[1:]]
-        started += _start_all(starter, rest, placed[1:])
+        losses = Losses(len(recipes), serving.min_servers)
+        started = start_together(starter, list(zip(recipes, placed, strict=True)), losses)
     except BaseException:
         paths.note(server_starts=starter.records)
-        for one, _, _ in started:
-            one.running.stop()
         locks.release()
         raise
     members = [_member(one, recipe, serving, group) for one, recipe, group in started]
     fleet = Fleet(members, serving, starter, locks, opening.read_gpus)
+    fleet.events += losses.events
     fleet.changes_data = {**changes, **_changed(started)}
     if fleet.changes_data:
         paths.note(**{CHANGES: fleet.changes_data})
     if reference is not None:
         fleet.parity_reference, fleet.plain_tok_s = dict(reference.answers), reference.tok_s
     return fleet
-
-
-def _start_all(
-    starter: Starter, recipes: Sequence[Recipe], placed: Sequence[tuple[GpuFacts, ...]]
-) -> list[tuple[Started, Recipe, tuple[GpuFacts, ...]]]:
-    """Beside each other; when one fails the others are ended too."""
-    if not recipes:
-        return []
-    with ThreadPoolExecutor(len(recipes)) as pool:
-        futures = [pool.submit(starter.start, recipe) for recipe in recipes]
-    errors = [future.exception() for future in futures]
-    done = [(f.result(), r, g) for f, r, g in zip(futures, recipes, placed, strict=True) if f.exception() is None]
-    for error in filter(None, errors):
-        for one, _, _ in done:
-            one.running.stop()
-        raise error
-    return done
 
 
 def _recipe(
@@ -303,7 +281,7 @@ def _member(started: Started, recipe: Recipe, serving: ServingSettings, group: t
     )
 
 
-def _changed(started: Sequence[tuple[Started, Recipe, tuple[GpuFacts, ...]]]) -> dict[str, str]:
+def _changed(started: Sequence[Placed]) -> dict[str, str]:
     changed: dict[str, str] = {}
     for one, _, _ in started:
         for name in one.changes_data:

@@ -40,6 +40,9 @@ class ServingSettings(Settings):
     image: str | None = Field(None, title="Image", description="docker: default lmsysorg/sglang:v<version>.")
     gpus: tuple[int, ...] = Field((), title="GPUs", description="Indices to use; empty: all.")
     tensor_parallel: int | None = Field(None, ge=1, title="TP", description="Empty: smallest that fits.")
+    min_servers: int | None = Field(
+        None, ge=1, title="Least servers", description="Go on when this many start; empty: every one must."
+    )
     slots: int | None = Field(None, ge=1, title="Running requests", description="A server; empty: planned from memory.")
     context_tokens: int | None = Field(None, ge=512, title="Context", description="Prompt and answer; empty: planned.")
     mem_fraction: float | None = Field(None, gt=0, lt=1, title="Memory fraction", description="Empty: planned.")

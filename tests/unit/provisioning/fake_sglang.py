@@ -173,7 +173,8 @@ def main() -> None:
     with (folder / "starts").open("a") as starts:
         starts.write(json.dumps({"flags": arguments, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")}) + "\n")
     number = len((folder / "starts").read_text().splitlines()) - 1
-    behaviour = behaviours[min(number, len(behaviours) - 1)]
+    by_gpu = json.loads(os.environ.get("FAKE_BY_GPU", "{}"))
+    behaviour = by_gpu.get(os.environ.get("CUDA_VISIBLE_DEVICES")) or behaviours[min(number, len(behaviours) - 1)]
     if behaviour.get("serve"):
         serve(behaviour, arguments[2:])
         return

@@ -1,5 +1,6 @@
 """A fleet from a stand-in for SGLang: every way to start, fail, hang, crash and end."""
 
+import json
 import os
 import signal
 import time
@@ -228,6 +229,30 @@ def test_one_server_a_gpu_each_with_its_own_port_log_key_and_gpu(bench: Bench) -
     for name in ("base_url", "api_key", "log_path", "gpu_uuids"):
         assert len({getattr(server, name) for server in servers}) == 3, name
     assert sorted(start["gpus"] for start in bench.starts()) == sorted(fake_gpu(i).uuid for i in range(3))
+
+
+BROKEN = {"log": "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "exit": 1}
+
+
+@pytest.mark.parametrize("broken", [0, 2])
+def test_a_gpu_that_cannot_start_is_left_out_when_fewer_servers_are_enough(bench: Bench, broken: int) -> None:
+    gpus = [fake_gpu(i) for i in range(3)]
+    behaviours = [SERVE, SERVE, SERVE]
+    behaviours[broken] = BROKEN
+    by_gpu = {gpu.uuid: behaviour for gpu, behaviour in zip(gpus, behaviours, strict=True)}
+    fleet = bench.open(SERVE, gpus=gpus, min_servers=2, env={"FAKE_BY_GPU": json.dumps(by_gpu)})
+    assert [server.name for server in fleet.servers] == [f"server-{i}" for i in range(3) if i != broken]
+    assert [(e["event"], e["server"], e["gpus"]) for e in fleet.events] == [
+        ("server.lost_at_start", f"server-{broken}", [gpus[broken].uuid])
+    ]
+    assert "server" in fleet.events[0]["reason"] and any("goes on without it" in line for line in bench.said)
+
+
+def test_by_default_every_gpu_must_start(bench: Bench) -> None:
+    gpus = [fake_gpu(i) for i in range(2)]
+    by_gpu = {gpus[1].uuid: BROKEN}
+    with pytest.raises(ServerError):
+        bench.open(SERVE, gpus=gpus, env={"FAKE_BY_GPU": json.dumps(by_gpu)})
 
 
 def test_gpus_can_be_chosen(bench: Bench) -> None:
