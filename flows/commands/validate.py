@@ -14,7 +14,7 @@ GATE_FAILED = 3
 @click.command(name="validate")
 @click.argument("sources", nargs=-1, required=True)
 @click.option("--target", help="Model directory or Hugging Face id: its tokenizer and chat template judge the masks.")
-@click.option("--chat-template", type=click.Path(exists=True, dir_okay=False), help="Instead of the target's own.")
+@click.option("--chat-template", type=click.Path(exists=True, dir_okay=False), help="Instead of that of --target.")
 @click.option("--min-content-tokens", type=click.IntRange(0), default=8, show_default=True, help="Floor of a sample.")
 @click.option(
     "--max-empty-share", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Below the floor."
@@ -59,6 +59,11 @@ def command(
     from tasks.validation.run import validate
     from tasks.validation.settings import SourceSettings
 
+    if chat_template and not target:
+        raise click.UsageError(
+            "--chat-template is given without --target, so nothing would be rendered with it; "
+            "name the model whose tokenizer goes with it as --target, or leave --chat-template out"
+        )
     settings = SourceSettings(paths=sources, **options)
     text = None
     if target:

@@ -109,3 +109,21 @@ def test_hostile_text_in_details_is_shown_as_it_is(jsonl: Any, capsys: pytest.Ca
 def test_a_missing_argument_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["validate"]) == 2
     assert last_line(capsys.readouterr().out)["kind"] == "usage"
+
+
+def test_a_chat_template_without_a_target_is_a_usage_error(
+    incident: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages[0].content }}")
+    assert run(["validate", str(incident), "--chat-template", str(template)]) == 2
+    line = last_line(capsys.readouterr().out)
+    assert line["kind"] == "usage" and "--target" in line["error"]
+
+
+def test_a_path_that_no_file_system_takes_is_an_input_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in ("a" * 300, f"{'b' * 300}/*.jsonl", f"there/{'c' * 300}.jsonl"):
+        assert run(["validate", path]) == 2
+        out, screen = capsys.readouterr()
+        line = last_line(out)
+        assert line["kind"] == "DatasetError" and path in line["error"] and "Traceback" not in screen
