@@ -24,7 +24,9 @@ def dump(value: Any) -> str:
 def load(text: str) -> Any:
     """Strict JSON from text, big integers exact. Raises ValueError."""
     if any(len(run) > 18 for run in _digit_runs(text)):
-        return json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate, which orjson refuses, is a ValueError here
+        return value
     return orjson.loads(text)
 
 

@@ -30,7 +30,7 @@ def schema_of(source: Source) -> pa.Schema:
             return pq.read_schema(source.path)
         with pa.memory_map(source.path) as file:
             return open_arrow(file).schema
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(source, error) from error
 
 
@@ -52,7 +52,7 @@ def group_rows(source: Source) -> list[int]:
             if isinstance(reader, pa.ipc.RecordBatchFileReader):
                 return [len(reader.get_batch(i)) for i in range(reader.num_record_batches)]
         return [rows for _, rows in _stream_index(source.path)]
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(source, error) from error
 
 
@@ -76,12 +76,18 @@ def _indexed(path: str, _size: int, _mtime_ns: int) -> list[tuple[int, int]]:
                 return found
 
 
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
+
+
 def _arrow_batches(mapped: pa.NativeFile, unit: Unit) -> Iterator[pa.RecordBatch]:
     """The unit's record batches, in place in the mapped file."""
     reader, groups = open_arrow(mapped), unit.groups
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         yield from map(reader.get_batch, groups)
-    elif any(pa.types.is_dictionary(field.type) for field in reader.schema):
+    elif any(_has_dictionary(field.type) for field in reader.schema):
         yield from islice(reader, groups[0], groups[-1] + 1)  # its values come in messages of their own
     else:
         index = _stream_index(unit.source.path)
@@ -101,7 +107,7 @@ def batches(unit: Unit, columns: list[str]) -> Iterator[pa.RecordBatch]:
             return
         with pa.memory_map(source.path) as mapped:
             yield from (batch.select(columns) for batch in _arrow_batches(mapped, unit))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(source, error) from error
 
 
@@ -111,7 +117,7 @@ def token_batches(unit: Unit, lists: list[str], others: list[str]) -> Iterator[p
         try:
             yield from list_batches(unit.source.path, unit.groups, lists, others)
             return
-        except (ValueError, LookupError, pa.ArrowException, OSError):
+        except (ValueError, LookupError, TypeError, pa.ArrowException, OSError):
             pass  # Another layout, or damage, which Arrow's own reader words better.
     yield from batches(unit, [*lists, *others])
 
@@ -125,17 +131,32 @@ def columnar_rows(unit: Unit) -> Iterator[tuple[int, Any]]:
         yield from ((unit.first_row + i, empty) for i in range(unit.rows))
         return
     number, end = unit.first_row, unit.first_row + unit.rows
-    for batch in batches(unit, names):
-        for value in _values(batch):
-            if number >= end:
-                return
-            yield number, value
-            number += 1
+    try:
+        for batch in batches(unit, names):
+            for value in _values(batch):
+                if number >= end:
+                    return
+                yield number, value
+                number += 1
+    except DamagedError as error:
+        raise _unreadable(unit.source, error) from error
+    check_rows(unit, number)
+
+
+def check_rows(unit: Unit, read_to: int) -> None:
+    """Raises DatasetError where a file's index promises rows that reading it did not bring."""
+    missing = unit.first_row + unit.rows - read_to
+    if missing > 0:
+        raise DatasetError(
+            f"{unit.source.label}: rows {unit.first_row} to {unit.first_row + unit.rows - 1} are {unit.rows} by the "
+            f"file's own index, but reading ended {missing} short; the file is damaged, or written in a way that "
+            "pyarrow misreads: write it again with other settings, or with polars"
+        )
 
 
 def _values(batch: pa.RecordBatch) -> Iterator[Any]:
     try:
-        batch.validate(full=True)
+        _whole(batch)
         frame = pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch])))
         texts = frame.select(pl.struct(pl.all()).struct.json_encode()).to_series()
     except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException):
@@ -150,8 +171,22 @@ def _value(batch: pa.RecordBatch, at: int) -> Any:
         return {name: batch.column(name)[at].as_py() for name in batch.schema.names}
     except UnicodeDecodeError as error:
         return RowError(Reason.INVALID_UTF8, str(error))
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, OverflowError) as error:
         return RowError(Reason.UNREADABLE_ROW, str(error))
+
+
+class DamagedError(ValueError):
+    """A batch whose offsets or buffers do not fit together: reading a value of it may end the process."""
+
+
+def _whole(batch: pa.RecordBatch) -> None:
+    """Raises pa.ArrowInvalid where only some text is not UTF-8, DamagedError where nothing may be read."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        if "UTF8" in str(error):
+            raise
+        raise DamagedError(str(error)) from error
 
 
 def _unreadable(source: Source, error: Exception) -> DatasetError:

@@ -1,10 +1,13 @@
 """A JSON file that is one document: an array of rows, one row, or an object that holds the rows."""
 
 import json
+import re
+import zlib
 from collections.abc import Iterator
 from json import JSONDecodeError
 
 import orjson
+import zstandard
 
 from tasks.errors import DatasetError
 from tasks.validation.lines import Block
@@ -26,8 +29,8 @@ def document_blocks(source: Source) -> Iterator[Block]:
     try:
         with open_text(source.path, source.compression) as file:
             data = file.read()
-    except (OSError, EOFError) as error:
-        raise DatasetError(f"cannot read {source.label}: {error}") from error
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        raise DatasetError(f"cannot read {source.label} to its end: {error}; the file is damaged or cut") from error
     pieces = _pieces(data, source.label)
     row = 0
     while group := [piece for _, piece in zip(range(ROWS_A_BLOCK), pieces, strict=False)]:
@@ -49,8 +52,6 @@ def _pieces(data: bytes, label: str) -> Iterator[bytes]:
 
 
 def _big(data: bytes) -> bool:
-    import re
-
     return re.search(rb"[0-9]{19}", data) is not None and b"tool" in data
 
 
@@ -58,7 +59,7 @@ def _scan(data: bytes, label: str) -> Iterator[bytes]:
     """Row by row, as text: what one row holds cannot spoil the others. Values may stand in an array or one by one."""
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     decoder = json.JSONDecoder()
-    at = _skip(text, 0, _SPACE + "[")
+    at = _first_row(text, decoder)
     while at < len(text) and text[at] != "]":
         try:
             _, end = decoder.raw_decode(text, at)
@@ -69,6 +70,24 @@ def _scan(data: bytes, label: str) -> Iterator[bytes]:
         piece = text[at:end].encode("utf-8", "surrogateescape")
         yield piece.replace(b"\n", b" ").replace(b"\r", b" ")
         at = _skip(text, end, _SPACE + ",")
+
+
+def _first_row(text: str, decoder: json.JSONDecoder) -> int:
+    """Where the first row begins: in an array, or in the array that an object keeps under one of ROW_KEYS."""
+    at = _skip(text, 0, _SPACE)
+    if text[at : at + 1] == "{":
+        try:
+            whole, _ = decoder.raw_decode(text, at)
+        except (JSONDecodeError, RecursionError):
+            return at
+        for key in ROW_KEYS:
+            rows = whole.get(key)
+            if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+                for found in re.finditer(rf'"{key}"\s*:\s*\[', text):
+                    if str(decoder.raw_decode(text, found.end() - 1)[0]) == str(rows):  # as text: NaN is not itself
+                        return _skip(text, found.end(), _SPACE)
+        return at
+    return _skip(text, at, _SPACE + "[")
 
 
 def _skip(text: str, at: int, what: str) -> int:

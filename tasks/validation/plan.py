@@ -1,8 +1,11 @@
 """Sources cut into units of work, in order, up to the limit of rows."""
 
+import zlib
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+
+import zstandard
 
 from tasks.errors import DatasetError
 from tasks.validation.columns import group_rows
@@ -44,7 +47,7 @@ def _lines(source: Source, settings: SourceSettings) -> Iterator[Part]:
         with open_text(source.path, source.compression) as file:
             for block in cut_blocks(file, keep_data=packed, max_line=max_line, block_bytes=BLOCK_BYTES):
                 yield block.first_row, block.lines, block.length, block, ()
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
         raise DatasetError(f"cannot read {source.label} to its end: {error}; the file is damaged or cut") from error
 
 

@@ -11,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
-from tasks.validation.columns import ID_COLUMNS, batches, schema_of, token_batches
+from tasks.errors import DatasetError
+from tasks.validation.columns import ID_COLUMNS, batches, check_rows, schema_of, token_batches
 from tasks.validation.sources import mask_column
 from tasks.validation.tokenized import TokenPart, TokenRules, scan
 from tasks.validation.units import Unit
@@ -55,6 +56,7 @@ def scan_unit(unit: Unit, rules: TokenRules) -> Iterator[tuple[TokenPart, pa.Arr
         if row >= end:
             break
         batch = batch.slice(0, end - row)
+        _check_lists(batch, unit)
         part = scan(
             batch.column("input_ids"),
             batch.column(mask),
@@ -64,9 +66,30 @@ def scan_unit(unit: Unit, rules: TokenRules) -> Iterator[tuple[TokenPart, pa.Arr
             source=unit.source.label,
         )
         if id_column:
-            part.ids = batch.column(id_column).cast(pa.string())
+            part.ids = _ids(batch.column(id_column))
         yield part, batch.column("input_ids")
         row += len(batch)
+    check_rows(unit, row)
+
+
+def _check_lists(batch: pa.RecordBatch, unit: Unit) -> None:
+    """Raises DatasetError where the offsets of a list do not fit its values, or where ids are booleans."""
+    if pa.types.is_boolean(batch.column(0).type.value_type):
+        raise DatasetError(f"{unit.source.label}: input_ids holds booleans, expected integers")
+    try:
+        batch.validate(full=False)
+        for column in batch.columns[:2]:
+            column.validate(full=True)
+    except pa.ArrowException as error:
+        raise DatasetError(f"{unit.source.label} is damaged near row {unit.first_row}: {error}") from error
+
+
+def _ids(column: pa.Array) -> pa.Array | None:
+    """Ids as text; None where their type has no plain text form: they are a convenience of whoever made the file."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowException:
+        return None
 
 
 def example_ids(unit: Unit, row: int) -> list[int]:

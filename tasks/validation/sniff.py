@@ -5,7 +5,7 @@ import gzip
 import io
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import orjson
 import zstandard
@@ -54,7 +54,8 @@ def sniff(path: Path, label: str) -> tuple[Format, Compression]:
     if compression:
         head = _inflated_head(path, label, compression)
     _refuse_binary(head, label)
-    return _text_format(head, label), compression
+    only_line = _named(label, ".json") and _is_one_line(str(path), compression)
+    return _text_format(head, label, only_line), compression
 
 
 def open_text(path: str, compression: Compression) -> BinaryIO:
@@ -62,10 +63,49 @@ def open_text(path: str, compression: Compression) -> BinaryIO:
     if compression == "gzip":
         return gzip.open(path, "rb")  # type: ignore[return-value]
     raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
-    if compression == "zstd":
-        reader = zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(raw, read_across_frames=True)
-        return io.BufferedReader(reader, 1 << 20)  # type: ignore[arg-type]
-    return raw
+    return io.BufferedReader(_ZstdFrames(raw), 1 << 20) if compression == "zstd" else raw
+
+
+class _ZstdFrames(io.RawIOBase):
+    """Frame after frame. Raises EOFError where the last one is cut, which zstandard's own reader takes for an end."""
+
+    PIECE = 4096  # compressed bytes at a time: what a hostile piece expands to is held
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._plain = raw, memoryview(b"")
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """As any raw stream."""
+        while not self._plain:
+            if not (piece := self._raw.read(self.PIECE)):
+                if self._frame is not None:
+                    raise EOFError("the last zstd frame is cut")
+                return 0
+            self._plain = memoryview(self._inflate(piece))
+        size = min(len(buffer), len(self._plain))
+        buffer[:size], self._plain = self._plain[:size], self._plain[size:]
+        return size
+
+    def _inflate(self, piece: bytes) -> bytes:
+        out = []
+        while piece:
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            out.append(self._frame.decompress(piece))
+            piece = b""
+            if self._frame.eof:
+                piece, self._frame = self._frame.unused_data, None
+        return b"".join(out)
+
+    def close(self) -> None:
+        """The file too."""
+        self._raw.close()
+        super().close()
 
 
 def _inflated_head(path: Path, label: str, compression: Compression) -> bytes:
@@ -83,7 +123,8 @@ def _refuse_binary(head: bytes, label: str) -> None:
     for magic, what in MAGIC:
         if head.startswith(magic):
             raise DatasetError(f"{label} is {what}; {EXPECTED}")
-    if b"\0" in head and not any(_is_json(line) for line in head.split(b"\n")):
+    long_row = head.startswith(b"{") and b"\n" not in head and len(head) == HEAD_BYTES
+    if b"\0" in head and not long_row and not any(_is_json(line) for line in head.split(b"\n")):
         raise DatasetError(f"{label} is binary (it starts with {head[:8]!r}); {EXPECTED}")
 
 
@@ -94,18 +135,49 @@ def _is_json(line: bytes) -> bool:
         return False
 
 
-def _text_format(head: bytes, label: str) -> Format:
-    """JSON where the file is one array or one object over several lines, else JSON lines, whatever its name."""
+def _named(label: str, suffix: str) -> bool:
+    return label.removesuffix(".gz").removesuffix(".zst").endswith(suffix)
+
+
+def _is_one_line(path: str, compression: Compression) -> bool:
+    """Whether there is nothing but white space behind the first line."""
+    try:
+        with open_text(path, compression) as file:
+            seen = False
+            while piece := file.read(1 << 20):
+                rest = piece if seen else piece.partition(b"\n")[2]
+                seen = seen or b"\n" in piece
+                if seen and rest.strip():
+                    return False
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError):
+        return False  # said where it is read in earnest
+    return True
+
+
+def _text_format(head: bytes, label: str, only_line: bool = False) -> Format:
+    """JSON where the file is one array or one object (`only_line`: on its one line), else JSON lines, whatever its
+    name. A broken first line does not turn whole lines into a document.
+    """
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if not text:
         raise DatasetError(f"{label} holds only white space; {EXPECTED}")
     first_line = text.split(b"\n", 1)[0]
-    named_json = label.removesuffix(".gz").removesuffix(".zst").endswith(".json")
+    named_json = _named(label, ".json")
+    if only_line and text[:1] in b"[{":
+        return "json"
+    if first_line.strip() not in (b"[", b"{") and _are_lines(text):
+        return "jsonl"
     if text.startswith(b"[") and (named_json or not _is_array(first_line)):
         return "json"
     if named_json and text.startswith(b"{") and not _is_json(first_line) and len(head) > len(first_line) + 1:
         return "json"
     return "jsonl"
+
+
+def _are_lines(text: bytes) -> bool:
+    """Whether rows stand on lines of their own: two of them, and none that goes on with a comma as in an array."""
+    lines = [line.strip() for line in text.split(b"\n")[1:40]]
+    return sum(map(_is_json, lines)) >= 2 and not any(_is_json(line[:-1]) for line in lines if line.endswith(b","))
 
 
 def _is_array(line: bytes) -> bool:

@@ -31,6 +31,9 @@ CODES: tuple[Reason | None, ...] = (
 """What a row's code stands for; 0 is fine."""
 
 CODE = {reason: index for index, reason in enumerate(CODES) if reason}
+MOST_IDS = 1 << 31
+"""Without a target: ids are written as int32."""
+
 IGNORED_LABEL = -100
 """The label that PyTorch's cross entropy skips; Hugging Face trainers use it for unsupervised tokens."""
 
@@ -139,11 +142,11 @@ def _judge(
     offsets = _offsets(ids)
     values, marks = ids.flatten().to_numpy(), mask.flatten().to_numpy(zero_copy_only=False)
     codes = np.zeros(len(ids), np.uint8)
-    if rules.vocab_size is not None:
-        # As unsigned, a negative id is large: one pass finds both.
-        unsigned = values.view(f"u{values.itemsize}")
-        if int(unsigned.max()) >= rules.vocab_size:
-            codes[_rows_with(unsigned >= rules.vocab_size, offsets)] = CODE[Reason.ID_OUT_OF_RANGE]
+    # As unsigned, a negative id is large (from half of the type's range on): one pass finds both.
+    unsigned = values.view(f"u{values.itemsize}")
+    limit = min(rules.vocab_size or MOST_IDS, 1 << (8 * values.itemsize - (values.dtype.kind == "i")))
+    if int(unsigned.max()) >= limit:
+        codes[_rows_with(unsigned >= limit, offsets)] = CODE[Reason.ID_OUT_OF_RANGE]
     supervised = _supervised(values, marks, offsets, labels, codes)
     n_supervised, n_scaffold = _counts(values, offsets, supervised, rules)
     few = (n_supervised - n_scaffold < rules.min_content_tokens) & (codes == 0)
@@ -157,7 +160,7 @@ def _judge(
     part.n_tokens[where] = np.diff(offsets)
     part.n_supervised[where] = n_supervised
     part.n_scaffold[where] = n_scaffold
-    part.hashes[where] = row_hashes(values, offsets)
+    part.hashes[where] = row_hashes(values, offsets) ^ _mask_hashes(supervised, offsets)
 
 
 def _supervised(
@@ -193,6 +196,13 @@ def row_hashes(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.u
     bounds = pa.py_buffer(np.ascontiguousarray(offsets * 4))
     view = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, bounds, pa.py_buffer(values)])
     return np.asarray(pl.Series(pl.from_arrow(view)).hash(seed=0).to_numpy())
+
+
+def _mask_hashes(supervised: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """64-bit hash of which tokens are supervised: rows that supervise other turns of one conversation are no copies."""
+    bounds, flags = pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(supervised).view(np.uint8))
+    view = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, bounds, flags])
+    return np.asarray(pl.Series(pl.from_arrow(view)).hash(seed=1).to_numpy())
 
 
 @dataclass(slots=True)
