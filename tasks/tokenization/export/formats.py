@@ -21,7 +21,10 @@ Written = tuple[int, list[Path]]
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """How one trainer reads: writer, default rows a file, its filter and the length it cuts at by default."""
+    """How one trainer reads: writer, default rows a file, its filter and the length it cuts at by default.
+
+    `tokens` and `completions` are the columns that the writer takes from those files, besides the arrays.
+    """
 
     write: Callable[[Source, Path, int], Written]
     shard_rows: int
@@ -29,6 +32,8 @@ class Trainer:
     length: int | None
     note: str
     per_prompt: bool = False
+    tokens: tuple[str, ...] = ("prompt_id", "turn")
+    completions: tuple[str, ...] = ("prompt_id", "messages", "tools", "turns")
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
@@ -236,7 +241,13 @@ def write_automodel(source: Source, out: Path, shard_rows: int) -> Written:
 _CUT = "rows longer than the trainer's own window are cut there"
 TRAINERS: dict[str, Trainer] = {
     "specforge": Trainer(
-        write_specforge, 50_000, filters.specforge, None, f"data.prompts_path, one file a run: read into RAM; {_CUT}"
+        write_specforge,
+        50_000,
+        filters.specforge,
+        None,
+        f"data.prompts_path, one file a run: read into RAM; {_CUT}",
+        tokens=(),
+        completions=(),
     ),
     "specforge-raw": Trainer(
         write_specforge_raw,
@@ -245,9 +256,23 @@ TRAINERS: dict[str, Trainer] = {
         None,
         "data.train_data_path; one row a turn: set data.train_only_last_turn",
     ),
-    "speculators": Trainer(write_speculators, 100_000, filters.speculators, 8192, "prepare-data --data; --seq-length"),
+    "speculators": Trainer(
+        write_speculators,
+        100_000,
+        filters.speculators,
+        8192,
+        "prepare-data --data; --seq-length",
+        tokens=("prompt_id", "turn", "finish_reason"),
+        completions=("prompt_id", "turns"),
+    ),
     "speculators-prepared": Trainer(
-        write_prepared, 100_000, filters.speculators, 8192, "a save_to_disk folder; " + _CUT
+        write_prepared,
+        100_000,
+        filters.speculators,
+        8192,
+        "a save_to_disk folder; " + _CUT,
+        tokens=(),
+        completions=(),
     ),
     "model-optimizer": Trainer(write_model_optimizer, 100_000, filters.model_optimizer, None, "data.data_path", True),
     "automodel": Trainer(write_automodel, 50_000, filters.nothing, None, "a folder of shard-%06d.parquet", True),

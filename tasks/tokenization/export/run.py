@@ -2,16 +2,18 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.errors import SpecError
 from tasks.runs import write_atomic
+from tasks.tokenization.export.checks import ARRAYS, check_columns
 from tasks.tokenization.export.filters import RowFacts, told
 from tasks.tokenization.export.formats import TRAINERS, Trainer
 from tasks.tokenization.export.shards import prepare_folder
-from tasks.tokenization.export.source import Source, refuse_repeats
+from tasks.tokenization.export.source import Part, Source, refuse_repeats
 from tasks.tokenization.schema import MASK_CONVENTION
 
 RECORD = "EXPORT"
@@ -52,24 +54,26 @@ def export(
     """Write `path`'s accepted rows for `trainer` into the empty folder `out`.
 
     `seq_length` is the window the trainer is set to (its published default where left out), `block` its draft block.
-    Raises DatasetError when there is nothing to export or a row is there twice, SpecError for an unknown trainer or a
-    folder in use.
+    Raises DatasetError, before anything is written, when there is nothing to export, a file lacks a column that the
+    trainer's form needs, or a row is damaged or there twice; SpecError for an unknown trainer or a folder in use.
     """
     form = TRAINERS.get(trainer)
     if form is None:
         raise SpecError(f"unknown trainer {trainer!r}; known are {', '.join(TRAINERS)}")
     source = Source(path)
+    _check_files(source.parts, form, trainer)
     refuse_repeats(source.parts)
     prepare_folder(out)
-    rows, files = form.write(source, out, shard_rows or form.shard_rows)
     length = seq_length or form.length
+    dropped = count_dropped(source, form, length, block)  # first, for it reads every row and refuses a damaged one
+    rows, files = form.write(source, out, shard_rows or form.shard_rows)
     reader, rule = told(form.dropped, trainer, length, block)
     result = Exported(
         trainer=trainer,
         out=str(out),
         rows=rows,
         files=len(files),
-        dropped_by_trainer=count_dropped(source, form, length, block),
+        dropped_by_trainer=dropped,
         reader=reader,
         filter=rule,
         note=form.note,
@@ -77,6 +81,13 @@ def export(
     )
     write_atomic(out / RECORD, json.dumps(as_dict(result), indent=1).encode() + b"\n")
     return result
+
+
+def _check_files(parts: Sequence[Part], form: Trainer, trainer: str) -> None:
+    for part in parts:
+        check_columns(part.tokens, (*form.tokens, *ARRAYS), trainer)
+        if form.completions and part.completions is not None:
+            check_columns(part.completions, form.completions, trainer)
 
 
 def count_dropped(source: Source, form: Trainer, length: int | None, block: int) -> int:

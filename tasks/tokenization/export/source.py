@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 
 from tasks.errors import DatasetError
 from tasks.records import Message
+from tasks.tokenization.export.checks import ARRAYS, check_rows
 from tasks.tokenization.items import answer_positions
 
 BATCH_ROWS = 512
-ARRAYS = ("input_ids", "loss_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,19 @@ class Source:
         return {}
 
     def batches(self, *more: str) -> Iterator[pa.RecordBatch]:
-        """Token rows of every part in order, with the arrays, ids and turns and the columns in `more`."""
+        """Token rows of every part in order, with the arrays, ids and turns and the columns in `more`.
+
+        Raises DatasetError at the first row whose arrays no tokenization wrote.
+        """
         columns = ["prompt_id", "turn", *ARRAYS, *more]
         for part in self.parts:
+            row = 0
             with pq.ParquetFile(part.tokens) as file:
                 columns_here = [name for name in columns if name in file.schema_arrow.names]
-                yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns_here)
+                for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns_here):
+                    check_rows(batch, part.tokens, row)
+                    yield batch
+                    row += batch.num_rows
 
     def chats(self, every_turn: bool) -> Iterator[ChatRow]:
         """Conversations with an accepted answer.
