@@ -9,22 +9,30 @@ from tasks.target.family import Family
 _USER, _ANSWER, _AGAIN, _LAST = "Qprobe1Q", "Aprobe2A", "Qprobe3Q", "Aprobe4A"
 
 
-def infer_family(render: Callable[..., str], template: str) -> Family:
-    """What stands between probe texts is structure.
+def infer_family(render: Callable[..., str], template: str, origin: str) -> Family:
+    """What stands between probe texts is structure. `origin` says in errors where the template is from.
 
-    Raises TargetError when the template does not write the messages' texts, so that nothing can be inferred.
+    Raises TargetError when the template refuses plain turns, or does not write their texts, so that nothing can be
+    inferred.
     """
     turns = [Message("user", _USER), Message("assistant", _ANSWER), Message("user", _AGAIN)]
     try:
         prompt = render(turns, add_generation_prompt=True)
         done = render([*turns, Message("assistant", _LAST)], add_generation_prompt=False)
+    except ValueError as error:
+        raise TargetError(
+            f"the chat template {origin} fails to render plain user and assistant turns: {error}; give a working one "
+            "as target.chat_template, or describe this one in target.families"
+        ) from error
+    try:
         start, middle, again = (done.index(text) for text in (_USER, _ANSWER, _AGAIN))
         last = done.index(_LAST)
         asked = prompt.index(_AGAIN)
     except ValueError as error:
         raise TargetError(
-            f"no known template family fits, and probes could not be read back ({error}); "
-            "describe it in target.families"
+            f"no known template family fits the chat template {origin}, and it does not write the texts of plain user "
+            f"and assistant turns ({error}); give a working one as target.chat_template, or describe this one in "
+            "target.families"
         ) from error
     between = done[middle + len(_ANSWER) : again]
     ending = done[last + len(_LAST) :]

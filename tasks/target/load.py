@@ -48,13 +48,18 @@ def _load(settings_json: str) -> TargetText:
         )
     config = _json(find("tokenizer_config.json"))
     special = {**_special(_json(find("special_tokens_map.json"))), **_special(config)}
-    template = _template(settings, find, config)
+    template, origin = _template(settings, find, config)
     family = find_family(template, settings.family, settings.families)
-    parts = {"config": _json(model("config.json")), "generation_config": _json(model("generation_config.json"))}
-    text = _build(settings, tokenizer, template, special, parts, family or Family("unknown"))
+    parts = {name: _config(model(f"{name}.json")) for name in ("config", "generation_config")}
+
+    def build(family: Family) -> TargetText:
+        return _build(settings, tokenizer, template, origin, special, parts, family)
+
+    text = build(family or Family("unknown"))
+    _check_renders(text, origin)
     if family is None:
-        text = _build(settings, tokenizer, template, special, parts, infer_family(text.render, template))
-    _check(text, described=family is not None)
+        return build(infer_family(text.render, template, origin))
+    _check_stops(text)
     return text
 
 
@@ -77,6 +82,7 @@ def _build(
     settings: TargetSettings,
     tokenizer: Path,
     template: str,
+    origin: str,
     special: Mapping[str, str],
     parts: Mapping[str, dict[str, Any]],
     family: Family,
@@ -91,6 +97,7 @@ def _build(
             parts["config"],
             parts["generation_config"],
             family,
+            origin,
         )
     except TargetError:
         raise
@@ -98,16 +105,29 @@ def _build(
         raise TargetError(f"cannot load {tokenizer}: {error}; fetch the model's tokenizer.json again") from error
 
 
-def _check(text: TargetText, described: bool) -> None:
-    """The template renders, and the end of turn that its family describes is a token of this tokenizer."""
+_PROBE = "Is this rendered?"
+
+
+def _check_renders(text: TargetText, origin: str) -> None:
+    """The template writes one plain user message."""
     try:
-        text.render([Message("user", "Is this rendered?")])
+        rendered = text.render([Message("user", _PROBE)])
     except ValueError as error:
         raise TargetError(
-            f"the chat template of {text.directory} fails on one plain user message: {error}; "
+            f"the chat template {origin} fails to render one plain user message: {error}; "
             "give a working one as target.chat_template"
         ) from error
-    stops = text.family.end_of_turn if described else ()
+    if _PROBE not in rendered:
+        found = f"only {rendered[:80]!r}" if rendered else "nothing"
+        raise TargetError(
+            f"the chat template {origin} renders {found} for one plain user message, expected the message's text in "
+            "it; give a working one as target.chat_template"
+        )
+
+
+def _check_stops(text: TargetText) -> None:
+    """The end of turn that the target's family describes is a token of this tokenizer."""
+    stops = text.family.end_of_turn
     if stops and not any(text.tokenizer.token_to_id(stop) is not None for stop in stops):
         shown = text.encode(stops[0])
         raise TargetError(
@@ -141,13 +161,18 @@ def _from_hub(model: str, revision: str | None, name: str) -> Path | None:
         raise TargetError(f"cannot fetch {name} of {model} from the hub: {error}; check the id and access") from error
 
 
-def _template(settings: TargetSettings, find: Callable[[str], Path | None], config: Mapping[str, Any]) -> str:
-    if settings.chat_template:
-        return _read(Path(settings.chat_template).expanduser())
-    own = find("chat_template.jinja")
+def _template(
+    settings: TargetSettings, find: Callable[[str], Path | None], config: Mapping[str, Any]
+) -> tuple[str, str]:
+    """(the chat template, where it is from)."""
+    given = Path(settings.chat_template).expanduser() if settings.chat_template else None
+    own = given or find("chat_template.jinja")
     if own is not None:
-        return _read(own)
-    value = config.get("chat_template") or _json(find("chat_template.json")).get("chat_template")
+        return _read(own), str(own)
+    value, place = config.get("chat_template"), find("tokenizer_config.json")
+    if not value:
+        place = find("chat_template.json")
+        value = _json(place).get("chat_template")
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default") or next(iter(named.values()), None)
@@ -156,7 +181,7 @@ def _template(settings: TargetSettings, find: Callable[[str], Path | None], conf
             f"{settings.model} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "
             "give a file as target.chat_template"
         )
-    return value
+    return value, f"in {place}"
 
 
 def _special(config: Mapping[str, Any]) -> dict[str, str]:
@@ -175,6 +200,19 @@ def _json(path: Path | None) -> dict[str, Any]:
     except ValueError as error:
         raise TargetError(f"{path} is not JSON: {error}; fetch the model's files again") from error
     return value if isinstance(value, dict) else {}
+
+
+def _config(path: Path | None) -> dict[str, Any]:
+    """config.json or generation_config.json. Raises TargetError where the end-of-sequence ids are none."""
+    values = _json(path)
+    ids = values.get("eos_token_id")
+    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(type(index) is int for index in listed):
+        raise TargetError(
+            f"{path}: eos_token_id is {json.dumps(ids)[:80]}, expected a token id or a list of token ids; "
+            "fetch the file again, or set it to the ids that end an answer"
+        )
+    return values
 
 
 def _read(path: Path) -> str:

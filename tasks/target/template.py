@@ -20,17 +20,27 @@ def template_kwargs(thinking: bool, preserve_thinking: bool) -> dict[str, Any]:
     return {"enable_thinking": thinking, "preserve_thinking": preserve_thinking}
 
 
+def named(error: Exception) -> str:
+    """The template's own words; with the kind of error where those are Python's."""
+    kind = type(error).__name__
+    return str(error) or kind if isinstance(error, jinja2.TemplateError) else f"{kind}: {error}"
+
+
 class ChatTemplate:
-    """Compiled once; `special` are the tokenizer's named tokens (bos_token…), which templates print."""
+    """Compiled once; `special` are the tokenizer's named tokens (bos_token…), which templates print.
+
+    `origin` says in errors where the text is from.
+    """
 
     def __init__(self, text: str, special: Mapping[str, str], reasoning_field: str, origin: str) -> None:
         try:
             # The environment is transformers' own (sandbox, tojson, loop controls, generation tags); its public entry
             # point cannot be given a clock, and a template that prints the date must read a frozen one.
             self._compiled: jinja2.Template = _compile_jinja_template(text)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # jinja2's own, and Python's for nesting that it cannot compile
             raise TargetError(
-                f"the chat template of {origin} does not compile: {error}; give a working one as target.chat_template"
+                f"the chat template {origin} does not compile: {named(error)}; "
+                "give a working one as target.chat_template"
             ) from error
         self._special = dict(special)
         self._reasoning_field = reasoning_field
@@ -60,8 +70,8 @@ class ChatTemplate:
                 **self._special,
                 **kwargs,
             )
-        except (jinja2.TemplateError, TypeError, AttributeError, KeyError, IndexError) as error:
-            raise ValueError(f"the chat template refused the messages: {error or type(error).__name__}") from error
+        except Exception as error:  # a template is a program of somebody else's: it may divide by zero or never end
+            raise ValueError(f"the chat template refused the messages: {named(error)}") from error
         return text
 
     def _settle_arguments(self) -> None:

@@ -36,6 +36,7 @@ class TargetText:
         config: dict[str, Any],
         generation_config: dict[str, Any],
         family: Family,
+        template_origin: str,
     ) -> None:
         self.settings, self.directory = settings, directory
         self.template, self.special = template, dict(special)
@@ -52,7 +53,7 @@ class TargetText:
         self._control = guard.pattern(self.control_tokens)
         self.end_ids = frozenset(self._single(family.end_of_turn)) | frozenset(self._single(family.implicit_stops))
         self.eos_ids = self._eos()
-        self._chat = ChatTemplate(template, special, family.reasoning_field, str(directory))
+        self._chat = ChatTemplate(template, special, family.reasoning_field, template_origin)
 
     def __reduce__(self) -> tuple[Callable[[TargetSettings], "TargetText"], tuple[TargetSettings]]:
         from tasks.target.load import load_target

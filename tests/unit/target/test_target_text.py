@@ -192,6 +192,52 @@ def test_each_missing_or_broken_file_is_one_clear_error(tmp_path, break_it, says
         load_target(TargetSettings(model=str(folder)))
 
 
+ENDLESS = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+LATER = CHATML.replace("<|im_start|>", "[").replace("<|im_end|>", "]") + "{{ 1 / (3 - messages|length) }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<|im_start|>{{ 1/0 }}", "fails to render one plain user message.*ZeroDivisionError: division by zero"),
+        ("{{ 1/0 }}", "fails to render one plain user message.*ZeroDivisionError: division by zero"),
+        (ENDLESS, "fails to render one plain user message.*RecursionError"),
+        ("{{ raise_exception('never again') }}", "fails to render one plain user message.*never again"),
+        ("{{ mesages[0].content }}", "fails to render one plain user message.*'mesages' is undefined"),
+        ("", "renders nothing for one plain user message"),
+        ("<|im_start|>{{ nothing }}", "renders only '<|im_start|>'"),
+        (LATER, "fails to render plain user and assistant turns.*division by zero"),
+        ("{% if x %}" * 150 + "{% endif %}" * 150, "does not compile"),
+    ],
+)
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json", "given"])
+def test_a_failing_template_is_named_with_its_own_error_and_not_the_tokenizer(tmp_path, text, says, place):
+    folder = write_target(tmp_path / "m", small_tokenizer(["<|im_end|>", "<|im_start|>"], []), text, "<|im_end|>")
+    path = folder / "chat_template.jinja"
+    if place == "tokenizer_config.json":
+        path.unlink()
+        path = folder / place
+        text = text or "{# none #}"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": text}))
+    elif place == "given":
+        path = path.rename(tmp_path / "own.jinja")
+    given = str(path) if place == "given" else None
+    with pytest.raises(TargetError, match=f"(?s){says}") as caught:
+        load_target(TargetSettings(model=str(folder), chat_template=given))
+    error = str(caught.value)
+    assert str(path) in error and "target.chat_template" in error and "tokenizer.json" not in error
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("value", [[[1]], "2", [None], {"a": 1}, True, [1.5]])
+def test_end_of_sequence_ids_that_are_none_name_their_file(tmp_path, name, value):
+    folder = write_target(tmp_path / "m", small_tokenizer(["<|im_end|>", "<|im_start|>"], []), CHATML, "<|im_end|>")
+    (folder / name).write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(TargetError, match=f"{name}: eos_token_id is .*expected a token id") as caught:
+        load_target(TargetSettings(model=str(folder)))
+    assert json.dumps(value) in str(caught.value) and "tokenizer.json" not in str(caught.value)
+
+
 def test_a_tokenizer_of_another_model_is_found(tmp_path):
     folder = write_target(tmp_path / "m", small_tokenizer(["<s>"], []), CHATML, "<s>")
     with pytest.raises(TargetError, match="does not match the chat template"):
