@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 from tasks.errors import DatasetError, StorageError
 from tasks.validation.settings import SourceSettings
@@ -52,7 +53,8 @@ def from_hub(url: str, settings: SourceSettings, downloads: Path) -> Iterator[tu
     Raises DatasetError when the hub does not know it, or cannot be reached.
     """
     name, _, config = url.removeprefix("hf://").partition(":")
-    local = downloads / "hub" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.jsonl"
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
+    local = downloads / "hub" / f"{readable}-{xxhash.xxh3_64_hexdigest(url)}.jsonl"  # configs of one set are two files
     local.parent.mkdir(parents=True, exist_ok=True)
     try:
         _stream(name, config or None, settings, local)

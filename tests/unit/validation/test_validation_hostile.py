@@ -132,3 +132,12 @@ def test_equal_ids_under_another_mask_are_no_duplicates(tmp_path: Path) -> None:
 def test_an_id_column_of_an_odd_type_is_ignored(tmp_path: Path) -> None:
     (part,) = codes(tmp_path, [[1, 2]], [[1, 1]], pa.int32(), id=pa.array([{"a": 1}]))
     assert part.ids is None and part.codes.tolist() == [0]
+
+
+def test_two_configs_of_one_hub_set_are_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stream(name: str, config: str | None, settings: SourceSettings, local: Path) -> None:
+        local.write_bytes(lines([{"prompt": f"{config} {i}"} for i in range(3)]))
+
+    monkeypatch.setattr("tasks.validation.remote._stream", stream)
+    paths = ("hf://org/set:first", "hf://org/set:second", "hf://org_set")
+    assert validate(SourceSettings(paths=paths), None, tmp_path / "out").kept == 9
