@@ -54,7 +54,9 @@ def from_hub(url: str, settings: SourceSettings, downloads: Path) -> Iterator[tu
     """
     name, _, config = url.removeprefix("hf://").partition(":")
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
-    local = downloads / "hub" / f"{readable}-{xxhash.xxh3_64_hexdigest(url)}.jsonl"  # configs of one set are two files
+    local = (
+        downloads / "hub" / f"{readable}-{xxhash.xxh3_64_hexdigest(url.encode())}.jsonl"
+    )  # configs of one set are two files
     local.parent.mkdir(parents=True, exist_ok=True)
     try:
         _stream(name, config or None, settings, local)
