@@ -39,6 +39,9 @@ DRAIN_S = 900.0
 FEWEST_ENDED = 4
 """Answers of this invocation that a forecast held against a budget rests on."""
 
+STILL_S = 5.0
+"""With nothing in flight for so long, no more answers come before what waits for this gate goes on."""
+
 
 @contextlib.asynccontextmanager
 async def sampling_power(run: Session) -> AsyncIterator[PowerSampler]:
@@ -270,11 +273,16 @@ async def forecast_against_budget(run: Session, rig: Rig, work: Work, found: Cal
 async def some_finished(pool: Engine) -> None:
     """Until answers have ended here. A cached calibration makes none, and a forecast of nothing would pass the budget.
 
-    Ends too when nothing is left and when the pool failed (its chunks raise why). Generation goes on meanwhile, so that
-    waiting costs nothing, however long the first answers are.
+    Ends too when nothing is left, when the pool failed (its chunks raise why), and when it stands still: few small
+    chunks may wait for what comes after this gate. Generation goes on meanwhile, so that waiting costs nothing, however
+    long the first answers are.
     """
-    while not pool.failed and pending(pool.progress()):
-        if len(pool.lengths()[0]) >= FEWEST_ENDED:
+    moved_s = time.monotonic()
+    while not pool.failed and pending(progress := pool.progress()):
+        ended = len(pool.lengths()[0])
+        if progress.in_flight:
+            moved_s = time.monotonic()
+        if ended >= FEWEST_ENDED or time.monotonic() - moved_s > (STILL_S if ended else DRAIN_S):
             return
         await asyncio.sleep(0.2)
 

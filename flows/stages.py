@@ -62,15 +62,14 @@ def judge(run: Session, report: GateReport) -> GateReport:
     """Remember a gate's report; stop the run where the gate says so. Raises GateError with the evidence."""
     keep(run, report.gate, report.as_dict())
     if report.stops:
-        said = (f"the gate {report.gate} says {report.verdict}: {report.summary}", *report.next_steps[:3])
-        raise GateError(" ".join(map(_sentence, said)), report.as_dict())
+        said = f"the gate {report.gate} says {report.verdict}: {report.summary.rstrip('.')}."
+        raise GateError(" ".join((said, *map(_sentence, report.next_steps[:3]))), report.as_dict())
     return report
 
 
 def _sentence(text: str) -> str:
-    """`text` to stand beside others: an end of its own, and a capital except for the first word of a message."""
-    ended = text if text.endswith((".", "?", "!")) else f"{text}."
-    return ended if text.startswith("the gate ") else ended[:1].upper() + ended[1:]
+    """`text` with a capital and an end of its own, to stand beside others."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 async def judged(run: Session, gate: Awaitable[GateReport]) -> GateReport:

@@ -27,8 +27,8 @@ class Losses:
     least: int | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
 
-    def take(self, recipe: Recipe, error: ServerError, starter: Starter) -> None:
-        """Go on without this server. Raises the error where that is not allowed, or where the start was cancelled."""
+    def go_on_without(self, recipe: Recipe, error: ServerError, starter: Starter) -> None:
+        """Note that this server stays away. Raises the error where that is not allowed, or the start was cancelled."""
         allowed = 0 if self.least is None else max(0, self.total - self.least)
         if starter.cancel.is_set() or len(self.events) >= allowed:
             raise error
@@ -42,7 +42,7 @@ class Losses:
 
 
 def start_together(starter: Starter, places: Sequence[Place], losses: Losses) -> list[Placed]:
-    """Every server that starts, in order. Raises the first ServerError that `losses` does not take, and ends them."""
+    """Every server that starts, in order. Raises the first ServerError that `losses` does not allow, and ends them."""
     done: list[Placed] = []
     try:
         waiting = list(places)
@@ -51,7 +51,7 @@ def start_together(starter: Starter, places: Sequence[Place], losses: Losses) ->
             try:
                 done.append((starter.start(recipe), recipe, group))
             except ServerError as error:
-                losses.take(recipe, error, starter)
+                losses.go_on_without(recipe, error, starter)
         config = done[0][0].config
         assert config is not None
         rest = [(replace(recipe, config=config), group) for recipe, group in waiting]
@@ -76,4 +76,4 @@ def _start_rest(starter: Starter, places: Sequence[Place], losses: Losses, done:
     for recipe, error in errors:  # after all that started are known, so that they can be ended
         if not isinstance(error, ServerError):
             raise error
-        losses.take(recipe, error, starter)
+        losses.go_on_without(recipe, error, starter)

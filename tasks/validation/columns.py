@@ -1,9 +1,6 @@
 """Column stores: Parquet row groups and Arrow record batches, read a unit at a time."""
 
 from collections.abc import Iterator
-from functools import lru_cache
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.errors import DatasetError
+from tasks.validation.arrow import arrow_batches, batch_rows, open_arrow
 from tasks.validation.canonical import ANSWER_COLUMNS
 from tasks.validation.lists import list_batches
 from tasks.validation.reasons import Reason, RowError
@@ -37,66 +35,15 @@ def schema_of(source: Source) -> pa.Schema:
         raise _unreadable(source, error) from error
 
 
-def open_arrow(file: pa.NativeFile) -> Any:
-    """An Arrow file or an Arrow stream (what `save_to_disk` writes)."""
-    magic = file.read(6)
-    file.seek(0)
-    return pa.ipc.open_file(file) if magic == b"ARROW1" else pa.ipc.open_stream(file)
-
-
 def group_rows(source: Source) -> list[int]:
     """Rows of every row group or record batch, in order."""
     try:
         if source.format == "parquet":
             with pq.ParquetFile(source.path) as file:
                 return [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        with pa.memory_map(source.path) as mapped:
-            reader = open_arrow(mapped)
-            if isinstance(reader, pa.ipc.RecordBatchFileReader):
-                return [len(reader.get_batch(i)) for i in range(reader.num_record_batches)]
-        return [rows for _, rows in _stream_index(source.path)]
+        return batch_rows(source.path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(source, error) from error
-
-
-def _stream_index(path: str) -> list[tuple[int, int]]:
-    """(place in the file, rows) of every record batch of an Arrow stream."""
-    facts = Path(path).stat()
-    return _indexed(path, facts.st_size, facts.st_mtime_ns)
-
-
-@lru_cache(maxsize=16)
-def _indexed(path: str, _size: int, _mtime_ns: int) -> list[tuple[int, int]]:
-    """A stream has no index of its own; without one, every unit would read all that lies before it."""
-    found = []
-    with pa.memory_map(path) as mapped:
-        reader = open_arrow(mapped)
-        while True:
-            place = mapped.tell()
-            try:
-                found.append((place, len(reader.read_next_batch())))
-            except StopIteration:
-                return found
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _arrow_batches(mapped: pa.NativeFile, unit: Unit) -> Iterator[pa.RecordBatch]:
-    """The unit's record batches, in place in the mapped file."""
-    reader, groups = open_arrow(mapped), unit.groups
-    if isinstance(reader, pa.ipc.RecordBatchFileReader):
-        yield from map(reader.get_batch, groups)
-    elif any(_has_dictionary(field.type) for field in reader.schema):
-        yield from islice(reader, groups[0], groups[-1] + 1)  # its values come in messages of their own
-    else:
-        index = _stream_index(unit.source.path)
-        for group in groups:
-            mapped.seek(index[group][0])
-            yield pa.ipc.read_record_batch(pa.ipc.read_message(mapped), reader.schema)
 
 
 def batches(unit: Unit, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -109,7 +56,7 @@ def batches(unit: Unit, columns: list[str]) -> Iterator[pa.RecordBatch]:
                 yield from file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
             return
         with pa.memory_map(source.path) as mapped:
-            yield from (batch.select(columns) for batch in _arrow_batches(mapped, unit))
+            yield from (batch.select(columns) for batch in arrow_batches(mapped, source.path, unit.groups))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(source, error) from error
 

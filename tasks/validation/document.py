@@ -2,16 +2,15 @@
 
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from json import JSONDecodeError
+from typing import Any
 
 import orjson
-import zstandard
 
 from tasks.errors import DatasetError
+from tasks.validation.compressed import READ_ERRORS, open_text
 from tasks.validation.lines import Block
-from tasks.validation.sniff import open_text
 from tasks.validation.units import Source
 
 ROW_KEYS = ("data", "rows", "train", "examples")
@@ -29,37 +28,59 @@ def document_blocks(source: Source) -> Iterator[Block]:
     try:
         with open_text(source.path, source.compression) as file:
             data = file.read()
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+    except READ_ERRORS as error:
         raise DatasetError(f"cannot read {source.label} to its end: {error}; the file is damaged or cut") from error
-    pieces = _pieces(data, source.label)
+    pieces = _pieces(data)
     row = 0
     while group := [piece for _, piece in zip(range(ROWS_A_BLOCK), pieces, strict=False)]:
         yield Block(0, sum(map(len, group)), row, len(group), b"\n".join(group) + b"\n")
         row += len(group)
 
 
-def _pieces(data: bytes, label: str) -> Iterator[bytes]:
+def _pieces(data: bytes) -> Iterator[bytes]:
+    data = data.removeprefix(b"\xef\xbb\xbf")
     try:
-        value = orjson.loads(data.removeprefix(b"\xef\xbb\xbf"))
+        value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        yield from _scan(data, label)
-        return
-    if isinstance(value, dict):
-        held = next((value[k] for k in ROW_KEYS if isinstance(value.get(k), list)), None)
-        value = held if held and isinstance(held[0], dict) else [value]
-    # Dumped again, so that no value holds a newline; big integers keep their text through the slow path.
-    yield from (orjson.dumps(item) for item in value) if not _big(data) else _scan(data, label)
+        value = None
+    if value is not None and not _big(data):
+        # Dumped again, so that no value holds a newline.
+        yield from map(orjson.dumps, _rows_of(value))
+    elif (held := _lenient_object(data)) is not None:
+        # As JSON lines that say the same: NaN, lone surrogates and big integers stay what they are.
+        yield from (json.dumps(item).encode() for item in _rows_of(held))
+    else:
+        yield from _scan(data)
+
+
+def _rows_of(value: Any) -> list[Any]:
+    """The rows of a document: an array's items, what an object holds under one of ROW_KEYS, or the value itself."""
+    if isinstance(value, list):
+        return value
+    lists = [value[key] for key in ROW_KEYS if isinstance(value.get(key), list)] if isinstance(value, dict) else []
+    return lists[0] if lists and lists[0] and isinstance(lists[0][0], dict) else [value]
+
+
+def _lenient_object(data: bytes) -> dict[str, Any] | None:
+    """One object that Python reads and orjson does not read exactly; an array is cut row by row instead."""
+    if not data.lstrip().startswith(b"{"):
+        return None
+    try:
+        value = json.loads(data.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _big(data: bytes) -> bool:
     return re.search(rb"[0-9]{19}", data) is not None and b"tool" in data
 
 
-def _scan(data: bytes, label: str) -> Iterator[bytes]:
+def _scan(data: bytes) -> Iterator[bytes]:
     """Row by row, as text: what one row holds cannot spoil the others. Values may stand in an array or one by one."""
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    text = data.decode("utf-8", "surrogateescape")
     decoder = json.JSONDecoder()
-    at = _first_row(text, decoder)
+    at = _skip(text, 0, _SPACE + "[")
     while at < len(text) and text[at] != "]":
         try:
             _, end = decoder.raw_decode(text, at)
@@ -70,24 +91,6 @@ def _scan(data: bytes, label: str) -> Iterator[bytes]:
         piece = text[at:end].encode("utf-8", "surrogateescape")
         yield piece.replace(b"\n", b" ").replace(b"\r", b" ")
         at = _skip(text, end, _SPACE + ",")
-
-
-def _first_row(text: str, decoder: json.JSONDecoder) -> int:
-    """Where the first row begins: in an array, or in the array that an object keeps under one of ROW_KEYS."""
-    at = _skip(text, 0, _SPACE)
-    if text[at : at + 1] == "{":
-        try:
-            whole, _ = decoder.raw_decode(text, at)
-        except (JSONDecodeError, RecursionError):
-            return at
-        for key in ROW_KEYS:
-            rows = whole.get(key)
-            if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-                for found in re.finditer(rf'"{key}"\s*:\s*\[', text):
-                    if str(decoder.raw_decode(text, found.end() - 1)[0]) == str(rows):  # as text: NaN is not itself
-                        return _skip(text, found.end(), _SPACE)
-        return at
-    return _skip(text, at, _SPACE + "[")
 
 
 def _skip(text: str, at: int, what: str) -> int:

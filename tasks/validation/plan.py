@@ -1,18 +1,15 @@
 """Sources cut into units of work, in order, up to the limit of rows."""
 
-import zlib
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-import zstandard
-
 from tasks.errors import DatasetError
 from tasks.validation.columns import group_rows
+from tasks.validation.compressed import READ_ERRORS, open_text
 from tasks.validation.document import document_blocks
 from tasks.validation.lines import BLOCK_BYTES, Block, cut_blocks
 from tasks.validation.settings import SourceSettings
-from tasks.validation.sniff import open_text
 from tasks.validation.units import Source, Unit
 
 UNIT_ROWS = 8192
@@ -47,7 +44,7 @@ def _lines(source: Source, settings: SourceSettings) -> Iterator[Part]:
         with open_text(source.path, source.compression) as file:
             for block in cut_blocks(file, keep_data=packed, max_line=max_line, block_bytes=BLOCK_BYTES):
                 yield block.first_row, block.lines, block.length, block, ()
-    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
+    except (*READ_ERRORS, ValueError) as error:
         raise DatasetError(f"cannot read {source.label} to its end: {error}; the file is damaged or cut") from error
 
 

@@ -1,19 +1,15 @@
 """What a file is, by its first bytes: names lie, magic numbers do not."""
 
 import codecs
-import gzip
-import io
-import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Literal
 
 import orjson
-import zstandard
 
 from tasks.errors import DatasetError
+from tasks.validation.compressed import READ_ERRORS, Compression, open_text
 
 Format = Literal["jsonl", "json", "parquet", "arrow"]
-Compression = Literal["", "gzip", "zstd"]
 
 HEAD_BYTES = 1 << 16
 MAGIC: tuple[tuple[bytes, str], ...] = (
@@ -54,65 +50,16 @@ def sniff(path: Path, label: str) -> tuple[Format, Compression]:
     if compression:
         head = _inflated_head(path, label, compression)
     _refuse_binary(head, label)
-    only_line = _named(label, ".json") and _is_one_line(str(path), compression)
+    is_object = head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+    only_line = is_object and _named(label, ".json") and _is_one_line(str(path), compression)
     return _text_format(head, label, only_line), compression
-
-
-def open_text(path: str, compression: Compression) -> BinaryIO:
-    """The file's bytes, decompressed while they are read."""
-    if compression == "gzip":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    raw = Path(path).open("rb")  # noqa: SIM115 - the caller closes it
-    return io.BufferedReader(_ZstdFrames(raw), 1 << 20) if compression == "zstd" else raw
-
-
-class _ZstdFrames(io.RawIOBase):
-    """Frame after frame. Raises EOFError where the last one is cut, which zstandard's own reader takes for an end."""
-
-    PIECE = 4096  # compressed bytes at a time: what a hostile piece expands to is held
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._plain = raw, memoryview(b"")
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        """As any raw stream."""
-        while not self._plain:
-            if not (piece := self._raw.read(self.PIECE)):
-                if self._frame is not None:
-                    raise EOFError("the last zstd frame is cut")
-                return 0
-            self._plain = memoryview(self._inflate(piece))
-        size = min(len(buffer), len(self._plain))
-        buffer[:size], self._plain = self._plain[:size], self._plain[size:]
-        return size
-
-    def _inflate(self, piece: bytes) -> bytes:
-        out = []
-        while piece:
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-            out.append(self._frame.decompress(piece))
-            piece = b""
-            if self._frame.eof:
-                piece, self._frame = self._frame.unused_data, None
-        return b"".join(out)
-
-    def close(self) -> None:
-        """The file too."""
-        self._raw.close()
-        super().close()
 
 
 def _inflated_head(path: Path, label: str, compression: Compression) -> bytes:
     try:
         with open_text(str(path), compression) as file:
             head = file.read(HEAD_BYTES)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+    except READ_ERRORS as error:
         raise DatasetError(f"cannot decompress {label} ({compression}): {error}; the file is damaged") from error
     if not head:
         raise DatasetError(f"{label} is empty after decompression; {EXPECTED}")
@@ -149,13 +96,13 @@ def _is_one_line(path: str, compression: Compression) -> bool:
                 seen = seen or b"\n" in piece
                 if seen and rest.strip():
                     return False
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError):
+    except READ_ERRORS:
         return False  # said where it is read in earnest
     return True
 
 
 def _text_format(head: bytes, label: str, only_line: bool = False) -> Format:
-    """JSON where the file is one array or one object (`only_line`: on its one line), else JSON lines, whatever its
+    """JSON where the file is one array or one object (`only_line`: on the only line), else JSON lines, whatever its
     name. A broken first line does not turn whole lines into a document.
     """
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
@@ -163,7 +110,7 @@ def _text_format(head: bytes, label: str, only_line: bool = False) -> Format:
         raise DatasetError(f"{label} holds only white space; {EXPECTED}")
     first_line = text.split(b"\n", 1)[0]
     named_json = _named(label, ".json")
-    if only_line and text[:1] in b"[{":
+    if only_line:
         return "json"
     if first_line.strip() not in (b"[", b"{") and _are_lines(text):
         return "jsonl"

@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from findings import WORDS, Findings
 from tasks.client.metrics import read_service_sample_sync
 from tasks.generation.engine import Engine
 from tasks.generation.settings import BreakerSettings, GenerationSettings
@@ -44,22 +45,6 @@ from tasks.validation.run import validate
 from tasks.validation.settings import SourceSettings
 
 IN_FLIGHT, TOKENS, PAIRS = 32, 256, 3
-WORDS = [
-    "river",
-    "stone",
-    "light",
-    "paper",
-    "engine",
-    "garden",
-    "window",
-    "number",
-    "silver",
-    "morning",
-    "question",
-    "answer",
-    "forest",
-    "circle",
-]
 SAMPLING = SamplingSettings(temperature=0.7, top_p=0.95, top_k=20, max_tokens=TOKENS, thinking=False)
 BODY = {
     **SAMPLING.model_dump(include={"temperature", "top_p", "top_k"}),
@@ -75,35 +60,20 @@ SETTINGS = GenerationSettings(
 )
 
 
-class Bench:
+class Bench(Findings):
     """Where things are and what was found; saved after every step."""
 
     def __init__(self, arguments: argparse.Namespace, work: Path) -> None:
-        self.model, self.work, self.out = arguments.model.resolve(), work, arguments.out
+        super().__init__(arguments.out, in_flight=IN_FLIGHT, tokens=TOKENS, prompts=arguments.prompts)
+        self.model, self.work, self.count = arguments.model.resolve(), work, arguments.prompts
         self.target = load_target(TargetSettings(model=str(self.model)))
-        self.count = arguments.prompts
-        self.result: dict[str, Any] = {"in_flight": IN_FLIGHT, "tokens": TOKENS, "prompts": self.count, "failed": []}
-
-    def save(self, **facts: Any) -> None:
-        """Merge and write."""
-        self.result.update(facts)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps(self.result, indent=1) + "\n")
-
-    def check(self, name: str, good: bool, found: Any) -> None:
-        """Record one statement."""
-        print(f"    {'ok  ' if good else 'FAIL'} {name}: {found}", flush=True)
-        self.result.setdefault("checks", {})[name] = {"ok": bool(good), "found": found}
-        if not good:
-            self.result["failed"].append(name)
-        self.save()
 
     def prompts(self, name: str, count: int) -> RunPaths:
         """A run folder with `count` prompts of about 64 tokens, and the same as the benchmark's JSONL."""
         paths = RunPaths(self.work, name)
         paths.run_dir.mkdir(parents=True)
         rng = random.Random(name)
-        texts = [f"{i} " + " ".join(rng.choices(WORDS, k=55)) for i in range(count)]
+        texts = [f"{i} " + " ".join(rng.choices(WORDS.split(), k=55)) for i in range(count)]
         rows = [
             {"conversations": [{"role": "user", "content": t}, {"role": "assistant", "content": "x y z u"}]}
             for t in texts

@@ -32,58 +32,30 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from findings import WORDS, Findings
 from flows.local_prefect import local_prefect
 from sglang_process import Sglang
 from tasks.provisioning.local_store import LocalStore, local_store
 
 KEY = "whole-job-key"
 REGEN = "import sys; from flows.cli import main; sys.exit(main())"
-WORDS = [
-    "river",
-    "stone",
-    "light",
-    "paper",
-    "engine",
-    "garden",
-    "window",
-    "number",
-    "silver",
-    "morning",
-    "question",
-    "answer",
-    "forest",
-    "circle",
-]
 SHOWN = ("run_id", "rows", "kept", "completed", "done", "failed", "output_tokens", "tok_s", "snapshot", "error", "kind")
 
 
-class Job:
+class Job(Findings):
     """One data set: where it lies, how it is run, and what was found about it."""
 
     def __init__(self, arguments: argparse.Namespace, store: LocalStore, prefect_env: dict[str, str]) -> None:
+        super().__init__(arguments.out / "whole-job.json", prompts=arguments.prompts)
         self.args, self.store, self.work = arguments, store, arguments.out / "work"
         self.env = {**os.environ, **prefect_env, **store.environment(), "REGEN_API_KEY": KEY, "PYTHONUNBUFFERED": "1"}
         self.env["REGEN_STATE_DIR"] = str(self.work / "node")
-        self.result: dict[str, Any] = {"prompts": arguments.prompts, "failed": [], "checks": {}}
-
-    def save(self, **facts: Any) -> None:
-        """Merge and write."""
-        self.result.update(facts)
-        (self.args.out / "whole-job.json").write_text(json.dumps(self.result, indent=1, default=str) + "\n")
-
-    def check(self, name: str, good: bool, found: Any) -> None:
-        """Record one statement."""
-        print(f"    {'ok  ' if good else 'FAIL'} {name}: {str(found)[:300]}", flush=True)
-        self.result["checks"][name] = {"ok": bool(good), "found": found}
-        if not good:
-            self.result["failed"].append(name)
-        self.save()
 
     def write(self, dataset: str, serving: dict[str, Any]) -> Path:
         """The job file of `dataset`, and its prompts."""
         prompts = self.work / f"{dataset}.jsonl"
         rng = random.Random(7)
-        rows = [{"prompt": f"{i} " + " ".join(rng.choices(WORDS, k=40))} for i in range(self.args.prompts)]
+        rows = [{"prompt": f"{i} " + " ".join(rng.choices(WORDS.split(), k=40))} for i in range(self.args.prompts)]
         prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
         target = {"model": str(self.args.model.resolve()), "mtp": True}
         if self.args.tokenizer:

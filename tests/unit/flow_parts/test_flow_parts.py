@@ -65,6 +65,6 @@ def test_a_run_with_too_many_failures_in_all_is_not_published(
 
 
 def test_what_to_do_is_told_in_sentences() -> None:
-    assert [_sentence(t) for t in ("is it in the checkpoint?", "set target.mtp to false", "the gate mtp says OFF")] == [
-        "Is it in the checkpoint?", "Set target.mtp to false.", "the gate mtp says OFF.",
+    assert [_sentence(t) for t in ("is it in the checkpoint?", "set target.mtp to false", "Stop.")] == [
+        "Is it in the checkpoint?", "Set target.mtp to false.", "Stop.",
     ]  # fmt: skip
