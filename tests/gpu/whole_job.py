@@ -163,7 +163,7 @@ def healthy(job: Job) -> None:
     path = job.write("whole", serving)
     killed = killed_run(job, path)
     job.save(killed=killed)
-    job.check("killed in mid-run", killed["alive"] and killed["done"] < job.args.prompts, killed)
+    job.check("killed in mid-run", killed["alive"] and 0 < killed["done"] < job.args.prompts, killed)
     second = job.run("second", "run", str(path), timeout_s=job.args.limit_s)
     job.save(resumed=short(second))
     failed = second["last"].get("failed", 0) if job.args.attach else 0  # a simulator's answers may be too long
@@ -188,7 +188,10 @@ def healthy(job: Job) -> None:
 
 
 def _idle(found: dict[str, Any]) -> bool:
-    return found["exit"] == 0 and found["last"].get("completed") == 0
+    """Whether a run ended well without an answer, and without a start of a server in its record."""
+    if found["exit"] != 0 or found["last"].get("completed") != 0:
+        return False
+    return not json.loads((Path(found["last"]["run_dir"]) / "record.json").read_text()).get("server_starts")
 
 
 def published_rows(job: Job) -> dict[str, Any]:
