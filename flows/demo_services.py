@@ -148,9 +148,17 @@ def flow_environment(services: Services) -> dict[str, str]:
 
 @contextlib.contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that the journal is closed and the servers end in order."""
+    """Treat SIGTERM as Ctrl-C, so that the journal is closed and the servers end in order.
+
+    A script's background job (`regen demo &`) inherits an ignored SIGINT, which would swallow SIGTERM too: it is heard
+    inside the block.
+    """
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)

@@ -37,10 +37,13 @@ def run_command(group: click.Group, arguments: list[str]) -> int:
     except RegenError as error:
         return _failed(error)
     except (KeyboardInterrupt, click.Abort):
-        print("interrupted: finished answers are kept; the same command goes on from there", file=sys.stderr)
-        return finish({"error": "interrupted", "kind": "interrupted"}, INTERRUPTED)
+        return _interrupted()
     except Exception as error:
         return _unexpected(error)
+    except BaseException as error:
+        if not _is_termination(error):
+            raise
+        return _interrupted()
     if isinstance(result, Outcome):
         return finish(result.payload, result.status)
     if isinstance(result, dict):
@@ -55,6 +58,17 @@ def finish(payload: dict[str, Any], status: int) -> int:
     except BrokenPipeError:
         sys.stdout = None  # type: ignore[assignment]
     return status
+
+
+def _interrupted() -> int:
+    print("interrupted: finished answers are kept; the same command goes on from there", file=sys.stderr)
+    return finish({"error": "interrupted", "kind": "interrupted"}, INTERRUPTED)
+
+
+def _is_termination(error: BaseException) -> bool:
+    """Whether Prefect raised `error` for a SIGTERM during a flow; told by name, for most commands never import it."""
+    kind = type(error)
+    return kind.__module__ == "prefect.exceptions" and kind.__name__ == "TerminationSignal"
 
 
 def _unexpected(error: Exception) -> int:

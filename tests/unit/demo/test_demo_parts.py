@@ -142,10 +142,16 @@ def test_environment_is_put_back(monkeypatch):
     assert os.environ["REGEN_C"] == "hidden"
 
 
-def test_sigterm_is_an_interrupt():
-    with pytest.raises(KeyboardInterrupt), terminate_as_interrupt():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+@pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+def test_sigterm_is_an_interrupt(inherited):
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        with pytest.raises(KeyboardInterrupt), terminate_as_interrupt():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is inherited
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_when_one_server_fails_the_other_is_ended():

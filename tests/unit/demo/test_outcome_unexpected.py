@@ -4,6 +4,7 @@ import json
 
 import click
 import pytest
+from prefect.exceptions import TerminationSignal
 
 from flows.outcome import run_command
 from tasks.errors import GateError
@@ -28,6 +29,7 @@ def group_that_raises(error):
         (ExceptionGroup("tasks", [ValueError("odd")]), 4, "ExceptionGroup"),
         (ZeroDivisionError(), 4, "ZeroDivisionError"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (TerminationSignal(signal=15), 130, "interrupted"),
     ],
 )
 def test_the_last_line_is_json(error, status, kind, capsys):
